@@ -1,0 +1,110 @@
+#include "base/mem.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static atomic_llong fail_in;
+static atomic_llong live, live_peak;
+
+/* The block's size is kept in the 64 bytes before it, so that live bytes can be counted. */
+enum { HEAD = 64 };
+
+int kd_mul64(int64_t a, int64_t b, int64_t *out)
+{
+    if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, out))
+        return -1;
+    return 0;
+}
+
+static int take(void *out, int64_t count, int64_t size, const char *what, int zero, struct kd_err *err)
+{
+    int64_t bytes;
+    void **slot = out;
+    *slot = NULL;
+    if (kd_mul64(count, size, &bytes) || bytes > INT64_MAX - 2 * HEAD)
+        return kd_fail(err, KD_EINVAL, "%s: %lld items of %lld bytes do not fit in memory", what,
+                       (long long)count, (long long)size);
+    if (!bytes)
+        return 0;
+    if (atomic_load(&fail_in) > 0 && atomic_fetch_sub(&fail_in, 1) == 1) {
+        errno = ENOMEM;
+        return kd_fail_sys(err, "%s: %lld bytes", what, (long long)bytes);
+    }
+    size_t want = ((size_t)bytes + HEAD + 63) & ~(size_t)63;
+    char *block = aligned_alloc(64, want);
+    if (!block)
+        return kd_fail_sys(err, "%s: %lld bytes", what, (long long)bytes);
+    if (zero)
+        memset(block + HEAD, 0, want - HEAD);
+    memcpy(block, &bytes, sizeof bytes);
+    long long now = atomic_fetch_add(&live, bytes) + bytes;
+    long long peak = atomic_load(&live_peak);
+    while (now > peak && !atomic_compare_exchange_weak(&live_peak, &peak, now))
+        ;
+    *slot = block + HEAD;
+    return 0;
+}
+
+int kd_mem_new(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err)
+{
+    return take(out, count, size, what, 0, err);
+}
+
+int kd_mem_zero(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err)
+{
+    return take(out, count, size, what, 1, err);
+}
+
+void kd_mem_free(void *block)
+{
+    if (!block)
+        return;
+    int64_t bytes;
+    char *head = (char *)block - HEAD;
+    memcpy(&bytes, head, sizeof bytes);
+    atomic_fetch_sub(&live, bytes);
+    free(head);
+}
+
+static int64_t status_kib(const char *key)
+{
+    FILE *f = fopen("/proc/self/status", "r");
+    if (!f)
+        return 0;
+    char line[160];
+    long long kib = 0;
+    size_t key_bytes = strlen(key);
+    while (fgets(line, sizeof line, f))
+        if (!strncmp(line, key, key_bytes) && sscanf(line + key_bytes, ": %lld", &kib) == 1)
+            break;
+    fclose(f);
+    return kib;
+}
+
+int64_t kd_mem_anon_bytes(void)
+{
+    return status_kib("RssAnon") * 1024;
+}
+
+int64_t kd_mem_peak_bytes(void)
+{
+    return (status_kib("VmHWM") - status_kib("RssFile") - status_kib("RssShmem")) * 1024;
+}
+
+void kd_mem_fail_nth(int64_t n)
+{
+    atomic_store(&fail_in, n);
+}
+
+int64_t kd_mem_live_bytes(void)
+{
+    return atomic_load(&live);
+}
+
+int64_t kd_mem_live_peak_bytes(void)
+{
+    return atomic_load(&live_peak);
+}

@@ -1,0 +1,31 @@
+/* Checked allocation. Every size that comes from input goes through these: products are checked
+ * for overflow and failure is reported, never fatal. Blocks are 64-byte aligned (a cache line and
+ * a full vector register) and released with kd_mem_free. Contents are undefined unless said.
+ * Thread-safe. */
+#ifndef KD_BASE_MEM_H
+#define KD_BASE_MEM_H
+
+#include "base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* count * size bytes into *out (NULL for zero bytes). `what` names it in the error. */
+int kd_mem_new(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err) KD_MUST;
+/* The same, zeroed. */
+int kd_mem_zero(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err) KD_MUST;
+void kd_mem_free(void *block);
+/* a * b in *out; -1 if it does not fit in int64_t or either is negative. */
+int kd_mul64(int64_t a, int64_t b, int64_t *out) KD_MUST;
+/* Peak resident anonymous memory of this process so far, in bytes (VmHWM less file pages where the
+ * system tells them; else VmHWM). */
+int64_t kd_mem_peak_bytes(void);
+/* Anonymous memory in use now (RssAnon), in bytes; 0 where the system does not tell. */
+int64_t kd_mem_anon_bytes(void);
+/* For tests: the n-th allocation from now fails (n >= 1); 0 switches it off. */
+void kd_mem_fail_nth(int64_t n);
+/* Bytes handed out by kd_mem_new and kd_mem_zero and not yet freed, and their highest value. */
+int64_t kd_mem_live_bytes(void);
+int64_t kd_mem_live_peak_bytes(void);
+
+#endif

@@ -1,0 +1,141 @@
+#include "cmd/cmd.h"
+
+#include "base/log.h"
+#include "base/progress.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One line a command, in the order of the help. */
+#define KD_COMMANDS(X)
+
+#define X(name) extern const struct kd_cmd kd_cmd_##name;
+KD_COMMANDS(X)
+#undef X
+
+const struct kd_cmd *const kd_cmds[] = {
+#define X(name) &kd_cmd_##name,
+    KD_COMMANDS(X)
+#undef X
+    NULL};
+
+volatile int kd_cmd_stop;
+
+static void on_signal(int sig)
+{
+    (void)sig;
+    if (kd_cmd_stop)
+        _Exit(KD_EXIT_STOPPED);
+    kd_cmd_stop = 1;
+}
+
+int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads, struct kd_err *err)
+{
+    memset(run, 0, sizeof *run);
+    if (kd_kern_pick(kern, err) || kd_pool_open(&run->pool, (int)threads, err))
+        return -1;
+    run->kern = kern;
+    return 0;
+}
+
+void kd_cmd_run_close(struct kd_run *run)
+{
+    kd_pool_close(run->pool);
+    run->pool = NULL;
+}
+
+static int print(struct kd_buf *b)
+{
+    int rc = b->failed || fwrite(b->data ? b->data : "", 1, b->size_bytes, stdout) != b->size_bytes;
+    kd_buf_release(b);
+    return rc ? KD_EXIT_FAILED : KD_EXIT_DONE;
+}
+
+static int help_all(void)
+{
+    struct kd_buf b;
+    kd_buf_init(&b, 1 << 20);
+    kd_buf_str(&b, "kondense " KD_VERSION ": takes Kimi K3 to a model that fits, and proves it\n\n"
+                   "usage: kondense COMMAND [options] ...\n\n");
+    for (int i = 0; kd_cmds[i]; i++)
+        kd_buf_printf(&b, "  %-10s %s\n", kd_cmds[i]->name, kd_cmds[i]->summary);
+    kd_buf_str(&b, "\n'kondense COMMAND -h' shows a command's options and an example.\n");
+    return print(&b);
+}
+
+static const struct kd_cmd *find(const char *name)
+{
+    for (int i = 0; kd_cmds[i]; i++)
+        if (!strcmp(kd_cmds[i]->name, name))
+            return kd_cmds[i];
+    return NULL;
+}
+
+static int run_command(const struct kd_cmd *cmd, int argc, const char **argv)
+{
+    struct kd_err err = {.code = KD_OK};
+    const char *args[64] = {NULL};
+    int count;
+    bool help;
+    if (kd_opt_parse(cmd, argc, argv, args, &count, &help, &err)) {
+        fprintf(stderr, "kondense %s: %s\n", cmd->name, err.msg);
+        return kd_err_exit(&err);
+    }
+    if (help) {
+        struct kd_buf b;
+        kd_buf_init(&b, 1 << 20);
+        kd_opt_help(&b, cmd);
+        return print(&b);
+    }
+    int rc = cmd->run(count, args, &err);
+    kd_progress_end();
+    if (!rc && (fflush(stdout) || ferror(stdout)))
+        rc = kd_fail(&err, KD_EIO, "cannot write the result to standard output");
+    if (rc) {
+        fprintf(stderr, "kondense %s: %s\n", cmd->name, err.msg);
+        return kd_err_exit(&err);
+    }
+    return KD_EXIT_DONE;
+}
+
+int kd_main(int argc, const char **argv)
+{
+    struct kd_err err;
+    struct sigaction act = {.sa_handler = on_signal};
+    sigaction(SIGINT, &act, NULL);
+    sigaction(SIGTERM, &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    if (kd_log_setup(getenv("KONDENSE_LOG"), &err)) {
+        fprintf(stderr, "kondense: KONDENSE_LOG: %s\n", err.msg);
+        return KD_EXIT_USAGE;
+    }
+    if (argc < 2 || !strcmp(argv[1], "-h") || !strcmp(argv[1], "--help") ||
+        (!strcmp(argv[1], "help") && argc == 2))
+        return argc < 2 ? (help_all(), KD_EXIT_USAGE) : help_all();
+    if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
+        printf("kondense %s\n", KD_VERSION);
+        return KD_EXIT_DONE;
+    }
+    const char *name = argv[1];
+    if ((!strcmp(name, "help") || !strcmp(name, "man")) && argc == 3) {
+        const struct kd_cmd *cmd = find(argv[2]);
+        if (cmd) {
+            struct kd_buf b;
+            kd_buf_init(&b, 1 << 20);
+            if (*name == 'm')
+                kd_opt_man(&b, cmd);
+            else
+                kd_opt_help(&b, cmd);
+            return print(&b);
+        }
+        name = argv[2];
+    }
+    const struct kd_cmd *cmd = find(name);
+    if (!cmd) {
+        fprintf(stderr, "kondense: '%s' is not a command (see kondense --help)\n", name);
+        return KD_EXIT_USAGE;
+    }
+    return run_command(cmd, argc - 1, argv + 1);
+}

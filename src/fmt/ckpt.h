@@ -1,0 +1,61 @@
+/* A checkpoint on disk: a folder of safetensors shards with or without an index, mapped read-only,
+ * or a folder with config.json and the (maybe gzipped) index alone. Names, offsets and sizes are
+ * checked against the format's rules (docs/formats/safetensors.md) before anything is used.
+ *
+ *     struct kd_ckpt *ck;
+ *     if (kd_ckpt_open(&ck, "k3-nano", err)) ...
+ *     const struct kd_tensor *t = kd_ckpt_find(ck, "language_model.lm_head.weight");
+ *
+ * Opening reads headers only; data pages come in when touched. Immutable after opening and then
+ * thread-safe. Tensor pointers live until kd_ckpt_close. */
+#ifndef KD_FMT_CKPT_H
+#define KD_FMT_CKPT_H
+
+#include "base/err.h"
+#include "base/json.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum kd_dtype {
+    KD_DT_BOOL, KD_DT_U8, KD_DT_I8, KD_DT_F8_E4M3, KD_DT_F8_E5M2, KD_DT_F8_E8M0, KD_DT_I16, KD_DT_U16,
+    KD_DT_F16, KD_DT_BF16, KD_DT_I32, KD_DT_U32, KD_DT_F32, KD_DT_I64, KD_DT_U64, KD_DT_F64,
+    KD_DT_OTHER, /* legal in safetensors, of no use to a forward pass; carried as bytes */
+    KD_DT_COUNT
+};
+enum { KD_RANK_MAX = 8 };
+
+struct kd_tensor {
+    const char *name;
+    enum kd_dtype dtype;
+    char dtype_name[16]; /* as written in the file */
+    int rank;
+    int64_t shape[KD_RANK_MAX];
+    int64_t bytes;
+    const uint8_t *data; /* NULL when the shard is not there (index only) */
+    int shard;           /* index into the shard list */
+};
+
+struct kd_ckpt;
+
+/* `allow_missing`: shards named by the index may be absent (inspect, verify on part of a model);
+ * then tensors of those shards are known by name only (shape unknown, rank -1). */
+int kd_ckpt_open(struct kd_ckpt **ck, const char *dir, bool allow_missing, struct kd_err *err) KD_MUST;
+void kd_ckpt_close(struct kd_ckpt *ck);
+const struct kd_tensor *kd_ckpt_find(const struct kd_ckpt *ck, const char *name); /* NULL: not there */
+int64_t kd_ckpt_count(const struct kd_ckpt *ck);
+const struct kd_tensor *kd_ckpt_at(const struct kd_ckpt *ck, int64_t i); /* sorted by name */
+const struct kd_json *kd_ckpt_config(const struct kd_ckpt *ck);          /* config.json */
+const char *kd_ckpt_dir(const struct kd_ckpt *ck);
+int kd_ckpt_shard_count(const struct kd_ckpt *ck);
+const char *kd_ckpt_shard_name(const struct kd_ckpt *ck, int shard);
+bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard);
+/* metadata.total_size of the index, or -1 without an index. */
+int64_t kd_ckpt_index_total(const struct kd_ckpt *ck);
+/* The pages of these tensors' bytes may leave memory (they are clean). */
+void kd_ckpt_forget(const struct kd_ckpt *ck, const struct kd_tensor *t);
+
+int kd_dtype_bits(enum kd_dtype d); /* 0 for OTHER */
+const char *kd_dtype_name(enum kd_dtype d);
+
+#endif

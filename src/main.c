@@ -1,0 +1,6 @@
+#include "cmd/cmd.h"
+
+int main(int argc, char **argv)
+{
+    return kd_main(argc, (const char **)argv);
+}
