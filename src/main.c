@@ -2,5 +2,5 @@
 
 int main(int argc, char **argv)
 {
-    return kd_main(argc, (const char **)argv);
+    return kd_main(argc, (const char **)(void *)argv);
 }
