@@ -1,0 +1,377 @@
+#include "convert/rates.h"
+
+#include "base/mem.h"
+#include "fmt/exl3_file.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RATE16_MIN = 16, RATE16_MAX = 128 };
+
+/* What of the trunk is quantized (exl3 Decision 2); everything else stays as stored. */
+static const struct {
+    const char *suffix;
+    int extra_bits; /* over --trunk-bpw */
+} trunk_linears[] = {
+    {"self_attn.q_proj", 0},
+    {"self_attn.k_proj", 0},
+    {"self_attn.v_proj", 0},
+    {"self_attn.g_proj", 0},
+    {"self_attn.o_proj", 1},
+    {"self_attn.q_a_proj", 0},
+    {"self_attn.q_b_proj", 0},
+    {"mlp.gate_proj", 0},
+    {"mlp.up_proj", 0},
+    {"mlp.down_proj", 0},
+    {"block_sparse_moe.shared_experts.gate_proj", 0},
+    {"block_sparse_moe.shared_experts.up_proj", 0},
+    {"block_sparse_moe.shared_experts.down_proj", 0},
+    {"block_sparse_moe.routed_expert_down_proj", 2},
+    {"block_sparse_moe.routed_expert_up_proj", 2},
+};
+
+static bool ends_with(const char *s, size_t n, const char *tail)
+{
+    size_t m = strlen(tail);
+    return n >= m && !memcmp(s + n - m, tail, m);
+}
+
+/* "...layers.12.rest": the layer's number and the rest, or -1 for names outside the text model. */
+static int32_t layer_of(const char *name, const char **rest)
+{
+    *rest = name;
+    if (!strncmp(name, "vision_tower.", 13) || !strncmp(name, "mm_projector.", 13))
+        return -1;
+    const char *at = strstr(name, "layers.");
+    if (!at || (at != name && at[-1] != '.') || !isdigit((unsigned char)at[7]))
+        return -1;
+    char *end;
+    long n = strtol(at + 7, &end, 10);
+    if (*end != '.' || n >= KD_K3_LAYERS_MAX)
+        return -1;
+    *rest = end + 1;
+    return (int32_t)n;
+}
+
+static int expert_of(const char *rest, struct kd_out_tensor *t)
+{
+    int expert, used = 0;
+    char w;
+    if (sscanf(rest, "block_sparse_moe.experts.%d.w%c%n", &expert, &w, &used) != 2 || !used)
+        return 0;
+    t->expert = expert;
+    t->proj = w == '1' ? KD_PROJ_W1 : w == '3' ? KD_PROJ_W3 : KD_PROJ_W2;
+    return w >= '1' && w <= '3';
+}
+
+static unsigned to16(double bits)
+{
+    double x = floor(bits * 16 + 0.5);
+    return x < RATE16_MIN ? RATE16_MIN : x > RATE16_MAX ? RATE16_MAX : (unsigned)x;
+}
+
+/* The rate wished for a trunk tensor of this name, 0 for one that stays as stored. */
+static unsigned trunk_rate(const struct kd_rate_wish *w, const struct kd_out_tensor *t, const char *rest)
+{
+    size_t n = strlen(rest) - strlen(".weight");
+    if (t->layer < 0)
+        return ends_with(rest, n, "lm_head") && w->head_bpw > 0 ? to16(w->head_bpw) : 0;
+    for (size_t i = 0; i < sizeof trunk_linears / sizeof *trunk_linears; i++)
+        if (strlen(trunk_linears[i].suffix) == n && !memcmp(rest, trunk_linears[i].suffix, n))
+            return w->trunk_bpw > 0 ? to16(w->trunk_bpw + trunk_linears[i].extra_bits) : 0;
+    return 0;
+}
+
+/* Padding to 128 may add at most 25 % (Decision 3). */
+static bool pads_well(int64_t rows, int64_t cols)
+{
+    int64_t padded = kd_exl3_pad(rows) * kd_exl3_pad(cols);
+    return padded * 4 <= rows * cols * 5;
+}
+
+/* Decides one source tensor. Returns 0 when it has no entry of its own (a weight_scale). */
+static int classify(struct kd_out_tensor *t, const struct kd_tensor *s, const struct kd_rate_wish *wish)
+{
+    const char *rest;
+    size_t n = strlen(s->name);
+    memset(t, 0, sizeof *t);
+    t->src = s;
+    t->layer = layer_of(s->name, &rest);
+    t->expert = -1;
+    t->bytes = s->bytes;
+    bool packed = ends_with(s->name, n, ".weight_packed");
+    bool expert = t->layer >= 0 && expert_of(rest, t);
+    if (expert && ends_with(s->name, n, ".weight_scale"))
+        return 0;
+    if (s->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
+        return 1;
+    t->rows = s->shape[0];
+    t->cols = s->shape[1] * (packed ? 2 : 1);
+    unsigned rate = expert ? (unsigned)RATE16_MIN : packed ? 0 : trunk_rate(wish, t, rest);
+    if (rate && !pads_well(t->rows, t->cols)) {
+        t->kept_for_padding = true;
+        rate = 0;
+    }
+    t->quantized = rate != 0;
+    t->rate16 = rate;
+    return 1;
+}
+
+static int order(const void *pa, const void *pb)
+{
+    const struct kd_out_tensor *a = pa, *b = pb;
+    /* Layers ascending, then the globals, then vision. */
+    int32_t sa = a->shard, sb = b->shard;
+    if (sa != sb)
+        return sa < sb ? -1 : 1;
+    if (a->expert != b->expert)
+        return a->expert < b->expert ? -1 : 1;
+    if (a->expert >= 0 && a->quantized && b->quantized && a->proj != b->proj)
+        return a->proj < b->proj ? -1 : 1;
+    return strcmp(a->src->name, b->src->name);
+}
+
+static int make_key(struct kd_out_tensor *t, char **at)
+{
+    const char *name = t->src->name;
+    size_t n = strlen(name);
+    t->key = *at;
+    memcpy(t->key, name, n + 1);
+    if (t->quantized)
+        t->key[n - (ends_with(name, n, ".weight_packed") ? 14 : 7)] = 0;
+    *at += n + 1;
+    return 0;
+}
+
+/* Expert rates so that they sum to `steps` sixteenths: neighbours spread evenly in plan order. */
+static void spread(struct kd_rates *r, int64_t steps)
+{
+    int64_t n = r->expert_tensors, base = n ? steps / n : 0, extra = n ? steps % n : 0, i = 0;
+    for (int64_t k = 0; k < r->count; k++) {
+        struct kd_out_tensor *t = &r->t[k];
+        if (t->expert < 0 || !t->quantized)
+            continue;
+        t->rate16 = (unsigned)(base + ((i + 1) * extra / n - i * extra / n));
+        i++;
+    }
+    r->expert_steps = steps;
+}
+
+/* Whole bits, equal over a layer's experts for each projection; `steps` counts sixteenths. */
+static void spread_uniform(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps)
+{
+    int64_t n = r->expert_tensors, groups = (cfg->layers - cfg->dense_layers) * KD_PROJ_COUNT;
+    double bits = n ? (double)steps / 16 / (double)n : 0;
+    int64_t base = (int64_t)floor(bits + 1e-9), extra = (int64_t)floor((bits - (double)base) * (double)groups + 1e-9);
+    r->expert_steps = 0;
+    for (int64_t k = 0; k < r->count; k++) {
+        struct kd_out_tensor *t = &r->t[k];
+        if (t->expert < 0 || !t->quantized)
+            continue;
+        int64_t i = (t->layer - cfg->dense_layers) * KD_PROJ_COUNT + (int64_t)t->proj;
+        t->rate16 = 16 * (unsigned)(base + ((i + 1) * extra / groups - i * extra / groups));
+        r->expert_steps += t->rate16;
+    }
+}
+
+int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_plan *p, struct kd_err *err)
+{
+    kd_st_plan_init(p);
+    for (int64_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
+        const struct kd_out_tensor *t = &r->t[i];
+        int rc;
+        if (t->quantized)
+            rc = kd_exl3_plan(p, t->key, kd_exl3_pad(t->cols), kd_exl3_pad(t->rows),
+                              kd_rate_from16(t->rate16), r->wish.cb, err);
+        else
+            rc = kd_st_plan_add(p, t->key, t->src->dtype_name, t->src->rank, t->src->shape,
+                                t->src->bytes, err);
+        if (rc) {
+            kd_st_plan_release(p);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int measure(struct kd_rates *r, struct kd_err *err)
+{
+    r->total_bytes = 0;
+    for (int64_t i = 0; i < r->count; i++)
+        if (r->t[i].quantized)
+            r->t[i].bytes = kd_exl3_bytes(kd_exl3_pad(r->t[i].cols), kd_exl3_pad(r->t[i].rows),
+                                          kd_rate_from16(r->t[i].rate16), r->wish.cb);
+    for (int32_t s = 0; s < r->shard_count; s++) {
+        struct kd_st_plan p;
+        if (kd_rates_shard_plan(r, s, &p, err))
+            return -1;
+        r->shard_bytes[s] = kd_st_plan_file_bytes(&p);
+        r->total_bytes += r->shard_bytes[s];
+        kd_st_plan_release(&p);
+    }
+    return 0;
+}
+
+static int set_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps, struct kd_err *err)
+{
+    if (r->wish.uniform_k)
+        spread_uniform(r, cfg, steps);
+    else
+        spread(r, steps);
+    return measure(r, err);
+}
+
+/* The largest number of steps whose shards fit into size_bytes. Total size grows with the steps but
+ * for a few header bytes (a whole rate has no kmask), so the search ends with a walk. */
+static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *err)
+{
+    int64_t lo = RATE16_MIN * r->expert_tensors, hi = RATE16_MAX * r->expert_tensors;
+    if (set_steps(r, cfg, lo, err))
+        return -1;
+    if (r->total_bytes > r->wish.size_bytes)
+        return kd_fail(err, KD_EUSAGE,
+                       "--size %lld is too small: at 1 bit for the experts the model takes %lld bytes "
+                       "(lower --trunk-bpw or --head-bpw)",
+                       (long long)r->wish.size_bytes, (long long)r->total_bytes);
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        if (set_steps(r, cfg, mid, err))
+            return -1;
+        if (r->total_bytes <= r->wish.size_bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    int64_t best = lo;
+    for (int64_t more = 1; more <= 64 && lo + more <= RATE16_MAX * r->expert_tensors; more++) {
+        if (set_steps(r, cfg, lo + more, err))
+            return -1;
+        if (r->total_bytes <= r->wish.size_bytes)
+            best = lo + more;
+    }
+    return set_steps(r, cfg, best, err);
+}
+
+static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *err)
+{
+    bool other = false;
+    for (int64_t i = 0; i < r->count; i++) {
+        struct kd_out_tensor *t = &r->t[i];
+        bool vision = !strncmp(t->src->name, "vision_tower.", 13) ||
+                      !strncmp(t->src->name, "mm_projector.", 13);
+        if (t->layer >= cfg->layers)
+            return kd_fail(err, KD_ECORRUPT, "tensor '%s' is of layer %d, the config has %lld layers",
+                           t->src->name, t->layer, (long long)cfg->layers);
+        t->shard = t->layer >= 0 ? t->layer : (int32_t)cfg->layers + (vision ? 1 : 0);
+        other |= vision;
+    }
+    r->shard_count = (int32_t)cfg->layers + 1 + (other ? 1 : 0);
+    if (kd_mem_zero(&r->shard_first, r->shard_count + 1, sizeof *r->shard_first, "shards", err) ||
+        kd_mem_zero(&r->shard_bytes, r->shard_count, sizeof *r->shard_bytes, "shards", err))
+        return -1;
+    qsort(r->t, (size_t)r->count, sizeof *r->t, order);
+    for (int64_t i = 0; i < r->count; i++)
+        r->shard_first[r->t[i].shard + 1] = i + 1;
+    for (int32_t s = 0; s < r->shard_count; s++)
+        if (r->shard_first[s + 1] < r->shard_first[s])
+            r->shard_first[s + 1] = r->shard_first[s];
+    return 0;
+}
+
+static int collect(struct kd_rates *r, const struct kd_ckpt *ck, struct kd_err *err)
+{
+    int64_t n = kd_ckpt_count(ck), name_bytes = 0;
+    if (kd_mem_zero(&r->t, n, sizeof *r->t, "tensor list", err))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        const struct kd_tensor *s = kd_ckpt_at(ck, i);
+        if (!s->data && s->bytes)
+            return kd_fail(err, KD_EINVAL, "the shard '%s' with '%s' is not there",
+                           kd_ckpt_shard_name(ck, s->shard), s->name);
+        if (!classify(&r->t[r->count], s, &r->wish))
+            continue;
+        name_bytes += (int64_t)strlen(s->name) + 1;
+        r->count++;
+    }
+    char *at;
+    if (kd_mem_new(&r->names, name_bytes, 1, "tensor names", err))
+        return -1;
+    at = r->names;
+    for (int64_t i = 0; i < r->count; i++) {
+        make_key(&r->t[i], &at);
+        r->expert_tensors += r->t[i].expert >= 0 && r->t[i].quantized;
+    }
+    return 0;
+}
+
+int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
+                  const struct kd_rate_wish *wish, struct kd_err *err)
+{
+    memset(r, 0, sizeof *r);
+    r->wish = *wish;
+    if (collect(r, ck, err) || assign_shards(r, cfg, err))
+        goto fail;
+    if (wish->size_bytes > 0) {
+        if (fit(r, cfg, err))
+            goto fail;
+        return 0;
+    }
+    /* The average is met from below: 2.3 bits are 36.8 sixteenths a tensor. */
+    if (set_steps(r, cfg, (int64_t)floor(wish->experts_bpw * 16 * (double)r->expert_tensors + 1e-6), err))
+        goto fail;
+    return 0;
+fail:
+    kd_rates_release(r);
+    return -1;
+}
+
+void kd_rates_release(struct kd_rates *r)
+{
+    kd_mem_free(r->t);
+    kd_mem_free(r->names);
+    kd_mem_free(r->shard_first);
+    kd_mem_free(r->shard_bytes);
+    memset(r, 0, sizeof *r);
+}
+
+void kd_rates_shard_name(const struct kd_rates *r, int32_t shard, char *out, size_t size)
+{
+    snprintf(out, size, "model-%05d-of-%06d.safetensors", shard + 1, r->shard_count);
+}
+
+static char class_of(const struct kd_out_tensor *t)
+{
+    if (!t->quantized)
+        return 's';
+    return t->expert >= 0 ? 'e' : t->layer < 0 ? 'h' : 't';
+}
+
+struct kd_rate_sum kd_rates_sum(const struct kd_rates *r, char which)
+{
+    struct kd_rate_sum s = {0};
+    double bits = 0;
+    for (int64_t i = 0; i < r->count; i++) {
+        const struct kd_out_tensor *t = &r->t[i];
+        if (class_of(t) != which)
+            continue;
+        s.tensors++;
+        s.bytes += t->bytes;
+        if (!t->quantized) {
+            int64_t n = 1;
+            for (int d = 0; d < t->src->rank; d++)
+                n *= t->src->shape[d];
+            s.weights += n;
+            continue;
+        }
+        int64_t padded = kd_exl3_pad(t->rows) * kd_exl3_pad(t->cols);
+        s.weights += t->rows * t->cols;
+        s.trellis_weights += padded;
+        bits += (double)padded * t->rate16 / 16;
+    }
+    s.k = s.trellis_weights ? bits / (double)s.trellis_weights : 0;
+    s.real = s.weights ? 8.0 * (double)s.bytes / (double)s.weights : 0;
+    return s;
+}
