@@ -301,6 +301,85 @@ void kd_out_abort(struct kd_outfile *f)
     f->tmp[0] = 0;
 }
 
+static int rw_map(struct kd_rwmap *m, int fd, const char *path, struct kd_err *err)
+{
+    m->data = NULL;
+    if (!m->size_bytes)
+        return 0;
+    void *data = mmap(NULL, (size_t)m->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED)
+        return kd_fail_sys(err, "cannot map '%s' (%lld bytes)", path, (long long)m->size_bytes);
+    m->data = data;
+    return 0;
+}
+
+int kd_rw_open(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err)
+{
+    memset(m, 0, sizeof *m);
+    if (strlen(path) + 5 > sizeof m->path)
+        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", path);
+    snprintf(m->path, sizeof m->path, "%s.tmp", path);
+    int fd = open(m->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return kd_fail_sys(err, "cannot write '%s'", m->path);
+    m->temporary = true;
+    m->size_bytes = bytes;
+    int rc = bytes ? posix_fallocate(fd, 0, bytes) : 0;
+    if (rc) {
+        errno = rc;
+        rc = kd_fail_sys(err, "cannot reserve %lld bytes for '%s'", (long long)bytes, m->path);
+    } else {
+        rc = rw_map(m, fd, m->path, err);
+    }
+    close(fd);
+    if (rc)
+        kd_rw_close(m);
+    return rc;
+}
+
+int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err)
+{
+    memset(m, 0, sizeof *m);
+    snprintf(m->path, sizeof m->path, "%s", path);
+    int64_t have = kd_file_size(path, err);
+    if (have < 0)
+        return -1;
+    if (have != bytes)
+        return kd_fail(err, KD_ECORRUPT, "'%s' has %lld bytes, %lld expected", path, (long long)have,
+                       (long long)bytes);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return kd_fail_sys(err, "cannot open '%s'", path);
+    m->size_bytes = bytes;
+    int rc = rw_map(m, fd, path, err);
+    close(fd);
+    return rc;
+}
+
+int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err)
+{
+    char path[sizeof m->path];
+    if (m->data && msync(m->data, (size_t)m->size_bytes, MS_SYNC))
+        return kd_fail_sys(err, "cannot sync '%s'", m->path);
+    if (!m->temporary)
+        return 0;
+    snprintf(path, sizeof path, "%.*s", (int)strlen(m->path) - 4, m->path);
+    if (rename(m->path, path))
+        return kd_fail_sys(err, "cannot rename to '%s'", path);
+    memcpy(m->path, path, sizeof path);
+    m->temporary = false;
+    return sync_parent(path, err);
+}
+
+void kd_rw_close(struct kd_rwmap *m)
+{
+    if (m->data)
+        munmap(m->data, (size_t)m->size_bytes);
+    if (m->temporary)
+        unlink(m->path);
+    memset(m, 0, sizeof *m);
+}
+
 int kd_dir_lock(const char *dir, int *fd, struct kd_err *err)
 {
     char path[4096];

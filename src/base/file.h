@@ -55,6 +55,21 @@ int kd_out_commit(struct kd_outfile *f, struct kd_err *err) KD_MUST;
 /* Drops the temporary file; does nothing after commit or on a zeroed struct. */
 void kd_out_abort(struct kd_outfile *f);
 
+/* A work file mapped for reading and writing, its space reserved on disk at once (so that a full disk
+ * is an error here and not a crash later). Its pages are the file's, not anonymous memory.
+ * kd_rw_open makes it under a temporary name; kd_rw_commit syncs it and gives it its name, or
+ * kd_rw_close drops it when it was never committed. kd_rw_reopen maps a committed one again. */
+struct kd_rwmap {
+    uint8_t *data;
+    int64_t size_bytes;
+    bool temporary;
+    char path[4096];
+};
+int kd_rw_open(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err) KD_MUST;
+int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err) KD_MUST;
+int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err) KD_MUST;
+void kd_rw_close(struct kd_rwmap *m);
+
 /* An advisory lock on a folder (file ".lock" in it), held until the returned descriptor is closed.
  * -1 with the reason if another process holds it. */
 int kd_dir_lock(const char *dir, int *fd, struct kd_err *err) KD_MUST;
