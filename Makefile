@@ -1,9 +1,79 @@
 # Front door. Each target is a preset of CMakePresets.json or a script of tools/.
+#   make          the program, at build/kondense      make demo    the whole job on a small model
+#   make test     build and run the tests             make full    sanitizers, fuzzing, ARM, long tests
 .DEFAULT_GOAL := all
-JOBS := $(shell nproc)
-.PHONY: all packages demo test full clean debug asan tsan fuzz arm cuda tidy format
+JOBS := $(shell nproc 2>/dev/null || echo 2)
+CTEST := ctest --output-on-failure --no-tests=error --no-label-summary -j $(JOBS)
+FUZZ_SECONDS ?= 60
+.PHONY: all packages demo test long full debug asan tsan fuzz arm cuda tidy format man clean
+
+define build
+	@sh tools/configure.sh $(1)
+	@cmake --build build/$(1) -j $(JOBS) --target $(or $(2),all)
+endef
 
 all:
-	@cmake --preset release >build/configure.log 2>&1 || { mkdir -p build; cmake --preset release; }
-	@cmake --build build/release -j $(JOBS)
+	$(call build,release,kondense)
 	@ln -sfn release/kondense build/kondense
+
+packages:
+	@sh tools/packages.sh build test
+
+demo:
+	@sh tools/packages.sh build
+	@$(MAKE) --no-print-directory all
+	@sh tools/demo.sh
+
+test: packages
+	$(call build,release)
+	@ln -sfn release/kondense build/kondense
+	@$(CTEST) --test-dir build/release -LE long
+
+long: packages
+	$(call build,release)
+	@$(CTEST) --test-dir build/release -L long --no-tests=ignore
+
+debug: packages
+	$(call build,debug)
+	@$(CTEST) --test-dir build/debug -L 'unit|fuzz' -LE long
+
+asan: packages
+	@sh tools/packages.sh ci
+	$(call build,asan)
+	@$(CTEST) --test-dir build/asan -L 'unit|fuzz|fast' -LE long
+
+tsan: packages
+	@sh tools/packages.sh ci
+	$(call build,tsan)
+	@$(CTEST) --test-dir build/tsan -L 'unit|fast' -LE long
+
+fuzz:
+	@sh tools/packages.sh build ci
+	$(call build,fuzz)
+	@sh tools/fuzz.sh build/fuzz $(FUZZ_SECONDS)
+
+arm:
+	@sh tools/packages.sh build test arm
+	$(call build,aarch64)
+	@$(CTEST) --test-dir build/aarch64 -L unit -LE long
+
+cuda:
+	@sh tools/cuda.sh
+
+tidy:
+	@sh tools/packages.sh build test ci
+	@sh tools/configure.sh release
+	@sh tools/format.sh --check
+	@sh tools/lint.sh build/release
+
+format:
+	@sh tools/packages.sh ci
+	@sh tools/format.sh
+
+man: all
+	@sh tools/man.sh build/kondense docs/man
+
+full: test asan tsan arm cuda fuzz tidy long
+
+clean:
+	rm -rf build

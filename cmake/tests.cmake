@@ -1,7 +1,36 @@
 # Unit tests: tests/unit/<folder>_<file>.c links kd_<folder> and what that folder may use, no more.
 # Tests of kernels run once for each instruction set; one that cannot run here skips (77).
+#
+# A test file may carry a line "labels: ..." in a comment (C) or after # (shell):
+#   long    only in `make full`      fast    a command-line test that is also run with the sanitizers
+# and "timeout: SECONDS" where the default does not fit.
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 set(KD_TEST_ENV "KONDENSE_TEST_DATA=${CMAKE_SOURCE_DIR}/tests/data;KONDENSE_GOLDEN=${CMAKE_SOURCE_DIR}/tests/golden")
+list(APPEND KD_TEST_ENV "KONDENSE_SOURCE=${CMAKE_SOURCE_DIR}")
+set(KD_SLOW 1) # how much slower than a release build of this machine's own code
+if(CMAKE_CROSSCOMPILING OR KD_SAN)
+  set(KD_SLOW 4)
+endif()
+
+# kd_test(NAME FILE LABEL TIMEOUT ENV): properties common to all, and those the file asks for.
+function(kd_test name file label timeout env)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(STRINGS ${file} marks REGEX "^(/\\*|#|//| \\*) *(labels|timeout): " LIMIT_COUNT 2)
+  set(labels ${label})
+  foreach(m ${marks})
+    if(m MATCHES "labels: *([a-z ]+)")
+      string(STRIP "${CMAKE_MATCH_1}" more)
+      string(REPLACE " " ";" more "${more}")
+      list(APPEND labels ${more})
+    elseif(m MATCHES "timeout: *([0-9]+)")
+      set(timeout ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+  math(EXPR timeout "${timeout} * ${KD_SLOW}")
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} SKIP_RETURN_CODE 77
+                       ENVIRONMENT "${KD_TEST_ENV};${env}")
+endfunction()
+
 if(CMOCKA_FOUND)
   file(GLOB unit CONFIGURE_DEPENDS tests/unit/*.c)
   foreach(f ${unit})
@@ -10,22 +39,15 @@ if(CMOCKA_FOUND)
     add_executable(test_${name} ${f})
     target_include_directories(test_${name} PRIVATE tests)
     target_link_libraries(test_${name} PRIVATE kd_${folder} PkgConfig::CMOCKA)
-    set(isas default)
     if(folder STREQUAL kern)
-      set(isas ref avx2 avx512 neon)
+      foreach(isa ref avx2 avx512 neon)
+        add_test(NAME unit/${name}/${isa} COMMAND test_${name})
+        kd_test(unit/${name}/${isa} ${f} unit 300 "KONDENSE_ISA=${isa}")
+      endforeach()
+    else()
+      add_test(NAME unit/${name} COMMAND test_${name})
+      kd_test(unit/${name} ${f} unit 300 "")
     endif()
-    foreach(isa ${isas})
-      if(isa STREQUAL default)
-        set(test unit/${name})
-        set(env "")
-      else()
-        set(test unit/${name}/${isa})
-        set(env "KONDENSE_ISA=${isa}")
-      endif()
-      add_test(NAME ${test} COMMAND test_${name})
-      set_tests_properties(${test} PROPERTIES ENVIRONMENT "${KD_TEST_ENV};${env}" LABELS unit
-                           SKIP_RETURN_CODE 77 TIMEOUT 300)
-    endforeach()
   endforeach()
 endif()
 
@@ -34,8 +56,7 @@ file(GLOB cli CONFIGURE_DEPENDS tests/cli/*.sh)
 foreach(f ${cli})
   get_filename_component(name ${f} NAME_WE)
   add_test(NAME cli/${name} COMMAND bash ${f})
-  set_tests_properties(cli/${name} PROPERTIES LABELS cli SKIP_RETURN_CODE 77 TIMEOUT 600
-    ENVIRONMENT "${KD_TEST_ENV};KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_SOURCE=${CMAKE_SOURCE_DIR}")
+  kd_test(cli/${name} ${f} cli 600 "KONDENSE=$<TARGET_FILE:kondense>")
 endforeach()
 
 # Fuzz targets: tests/fuzz/<folder>_<parser>.c define LLVMFuzzerTestOneInput. With KD_FUZZ they are
@@ -51,8 +72,17 @@ foreach(f ${fuzz})
   else()
     add_executable(fuzz_${name} ${f} tests/fuzz/replay.c)
     add_test(NAME fuzz/${name} COMMAND fuzz_${name} ${CMAKE_SOURCE_DIR}/tests/fuzz/corpus/${name})
-    set_tests_properties(fuzz/${name} PROPERTIES LABELS fuzz TIMEOUT 120 ENVIRONMENT "${KD_TEST_ENV}")
+    kd_test(fuzz/${name} ${f} fuzz 120 "")
   endif()
   target_include_directories(fuzz_${name} PRIVATE tests)
   target_link_libraries(fuzz_${name} PRIVATE kd_${folder})
 endforeach()
+
+# The style of the tree: once, with the build that ships.
+find_program(KD_PYTHON python3)
+if(KD_PYTHON AND NOT CMAKE_CROSSCOMPILING AND NOT KD_SAN)
+  add_test(NAME style/layers COMMAND ${KD_PYTHON} ${CMAKE_SOURCE_DIR}/tools/layers.py ${CMAKE_SOURCE_DIR})
+  add_test(NAME style/tidy COMMAND ${KD_PYTHON} ${CMAKE_SOURCE_DIR}/tools/tidy.py ${CMAKE_SOURCE_DIR}
+           --build ${CMAKE_BINARY_DIR} --kondense $<TARGET_FILE:kondense> --cc ${CMAKE_C_COMPILER})
+  set_tests_properties(style/layers style/tidy PROPERTIES LABELS style TIMEOUT 120)
+endif()
