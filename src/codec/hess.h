@@ -7,7 +7,7 @@
 struct kd_hess {
     int64_t k;      /* inputs, padded to 128 (surplus rows and columns zero) */
     int64_t k_real;
-    int64_t rows;   /* rows added (or their weight, rounded, for weighted ones) */
+    int64_t rows;   /* rows added; h / rows is the mean of x^T x */
     int64_t bad_rows; /* dropped: not finite */
     float *h;       /* k x k; only the block-upper part until kd_hess_close */
 };
@@ -19,5 +19,10 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
                 struct kd_err *err) KD_MUST;
 /* Mirrors the triangle; after this, read only. */
 void kd_hess_close(struct kd_hess *h);
+/* Whether a quantizer can use it (EXL3 4.3): rows were added and the mean diagonal is finite and at
+ * least 1e-20. The mean is over k_real inputs of h / rows. h may be NULL. */
+bool kd_hess_usable(const struct kd_hess *h, double *mean_diag);
+/* SHA-256 over k_real, rows and the upper triangle's bytes, row by row. Needs no close. */
+int kd_hess_digest(const struct kd_hess *h, char out[65], struct kd_err *err) KD_MUST;
 
 #endif

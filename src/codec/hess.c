@@ -1,0 +1,86 @@
+#include "codec/hess.h"
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "la/la.h"
+
+#include <math.h>
+
+enum { PAD = 128 };
+
+int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err)
+{
+    *h = (struct kd_hess){.k_real = k_real};
+    if (k_real < 1 || k_real > INT32_MAX)
+        return kd_fail(err, KD_EINVAL, "a Hessian of %lld inputs", (long long)k_real);
+    h->k = (k_real + PAD - 1) / PAD * PAD;
+    return kd_mem_zero(&h->h, h->k * h->k, sizeof *h->h, "Hessian", err);
+}
+
+void kd_hess_release(struct kd_hess *h)
+{
+    kd_mem_free(h->h);
+    *h = (struct kd_hess){0};
+}
+
+static bool row_finite(const float *x, int64_t k)
+{
+    /* x - x is 0 for finite x, NaN otherwise, and NaN stays in the sum. */
+    float s = 0.0f;
+    for (int64_t i = 0; i < k; i++)
+        s += x[i] - x[i];
+    return s == 0.0f;
+}
+
+int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx, int64_t T,
+                struct kd_err *err)
+{
+    if (ldx < h->k_real)
+        return kd_fail(err, KD_EINVAL, "Hessian rows of %lld inputs, %lld given", (long long)h->k_real,
+                       (long long)ldx);
+    /* Runs of good rows: each entry's chain simply goes on. */
+    for (int64_t t = 0; t < T;) {
+        int64_t end = t;
+        while (end < T && row_finite(x + end * ldx, h->k_real))
+            end++;
+        if (end > t) {
+            kd_la_syrk(run, x + t * ldx, ldx, end - t, h->k_real, h->h, h->k);
+            h->rows += end - t;
+        }
+        if (end < T)
+            h->bad_rows++;
+        t = end + 1;
+    }
+    return 0;
+}
+
+void kd_hess_close(struct kd_hess *h)
+{
+    struct kd_run run = {0};
+    kd_la_mirror(&run, h->h, h->k);
+}
+
+bool kd_hess_usable(const struct kd_hess *h, double *mean_diag)
+{
+    double sum = 0.0;
+    if (h && h->rows > 0)
+        for (int64_t i = 0; i < h->k_real; i++)
+            sum += (double)h->h[i * h->k + i];
+    double mean = h && h->rows > 0 ? sum / (double)h->rows / (double)h->k_real : 0.0;
+    if (mean_diag)
+        *mean_diag = mean;
+    return isfinite(mean) && mean >= 1e-20;
+}
+
+int kd_hess_digest(const struct kd_hess *h, char out[65], struct kd_err *err)
+{
+    struct kd_sha256 sha;
+    if (kd_sha256_init(&sha, err))
+        return -1;
+    int64_t head[2] = {h->k_real, h->rows};
+    kd_sha256_add(&sha, head, sizeof head);
+    for (int64_t i = 0; i < h->k_real; i++)
+        kd_sha256_add(&sha, h->h + i * h->k + i, (size_t)(h->k_real - i) * sizeof(float));
+    kd_sha256_hex(&sha, out);
+    return 0;
+}
