@@ -1,0 +1,300 @@
+#include "kern/mat.h"
+
+#include "base/assert.h"
+#include "base/mem.h"
+#include "kern/exl3_mul.h"
+#include "num/mxfp4_block.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+/* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its rows
+ * a multiple of 16, the kernels' block; 96 tokens keep their activations near the core. */
+enum { TOKENS_PER_ITEM = 96, MACS_PER_ITEM = 1 << 18, ROW_BLOCK = 16, H = 128 };
+
+static int64_t rows_per_item(const struct kd_mat_job *j)
+{
+    int64_t t = j->T < TOKENS_PER_ITEM ? j->T : TOKENS_PER_ITEM;
+    int64_t macs = j->w->cols * t;
+    int64_t rows = macs > 0 ? MACS_PER_ITEM / macs / ROW_BLOCK * ROW_BLOCK : j->w->rows;
+    return rows < ROW_BLOCK ? ROW_BLOCK : rows;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static int64_t job_items(const struct kd_mat_job *j)
+{
+    if (j->T <= 0 || j->w->rows <= 0)
+        return 0;
+    if (j->w->type == KD_MAT_EXL3)
+        return 1;
+    return ceil_div(j->w->rows, rows_per_item(j)) * ceil_div(j->T, TOKENS_PER_ITEM);
+}
+
+/* Rows [r0, r0 + R) of one job for tokens [t0, t0 + T). */
+static void dense_part(const struct kd_kern *k, const struct kd_mat_job *j, int64_t r0, int64_t R,
+                       int64_t t0, int64_t T)
+{
+    const struct kd_mat *w = j->w;
+    const float *x = j->x + t0 * j->ldx;
+    float *y = j->y + t0 * j->ldy + r0;
+    switch (w->type) {
+    case KD_MAT_F32:
+        k->mm_f32((const float *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx, T, y, j->ldy);
+        return;
+    case KD_MAT_BF16:
+        k->mm_bf16((const uint16_t *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx, T, y, j->ldy);
+        return;
+    case KD_MAT_MXFP4:
+        k->mm_mxfp4((const uint8_t *)w->data + r0 * w->ld, w->ld, w->scale + r0 * w->ld_scale,
+                    w->ld_scale, R, w->cols, x, j->ldx, T, y, j->ldy);
+        return;
+    case KD_MAT_NONE:
+    case KD_MAT_EXL3:
+        break;
+    }
+    KD_ASSERT(false);
+}
+
+struct many {
+    const struct kd_run *run;
+    const struct kd_mat_job *jobs;
+    const int64_t *first; /* first[j] = the first item of job j; one more entry than jobs */
+    int64_t count;
+    atomic_int failed;
+    struct kd_err err; /* of the one that set `failed` */
+};
+
+static void many_item(void *ctx, int64_t i, int worker)
+{
+    struct many *m = ctx;
+    (void)worker;
+    int64_t lo = 0, hi = m->count - 1;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        if (m->first[mid] <= i)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    const struct kd_mat_job *j = &m->jobs[lo];
+    if (j->w->type == KD_MAT_EXL3) {
+        struct kd_err err = {0};
+        if (kd_exl3_mul(m->run, j->w, j->x, j->ldx, j->T, j->y, j->ldy, &err) &&
+            !atomic_exchange(&m->failed, 1))
+            m->err = err;
+        return;
+    }
+    /* Token blocks of one row block are neighbours: the second finds the weights in the cache. */
+    int64_t rows = rows_per_item(j), blocks = ceil_div(j->T, TOKENS_PER_ITEM), part = i - m->first[lo];
+    int64_t r0 = part / blocks * rows, t0 = part % blocks * TOKENS_PER_ITEM;
+    int64_t R = j->w->rows - r0 < rows ? j->w->rows - r0 : rows;
+    int64_t T = j->T - t0 < TOKENS_PER_ITEM ? j->T - t0 : TOKENS_PER_ITEM;
+    dense_part(m->run->kern, j, r0, R, t0, T);
+}
+
+int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int64_t count,
+                    struct kd_err *err)
+{
+    if (count <= 0)
+        return 0;
+    int64_t few[65], *first = few, exl3 = 0;
+    for (int64_t j = 0; j < count; j++)
+        exl3 += jobs[j].w->type == KD_MAT_EXL3;
+    /* A lone EXL3 product spreads over the pool itself. */
+    if (exl3 && exl3 < kd_pool_threads(run->pool)) {
+        for (int64_t j = 0; j < count; j++)
+            if (kd_mat_mul(run, jobs[j].w, jobs[j].x, jobs[j].ldx, jobs[j].T, jobs[j].y, jobs[j].ldy, err))
+                return -1;
+        return 0;
+    }
+    if (count >= (int64_t)(sizeof few / sizeof *few) &&
+        kd_mem_new(&first, count + 1, sizeof *first, "list of products", err))
+        return -1;
+    first[0] = 0;
+    for (int64_t j = 0; j < count; j++)
+        first[j + 1] = first[j] + job_items(&jobs[j]);
+    struct many m = {.run = run, .jobs = jobs, .first = first, .count = count};
+    kd_pool_run(run->pool, first[count], many_item, &m);
+    if (first != few)
+        kd_mem_free(first);
+    if (!atomic_load(&m.failed))
+        return 0;
+    return kd_fail(err, m.err.code, "%s", m.err.msg);
+}
+
+int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx, int64_t T,
+               float *y, int64_t ldy, struct kd_err *err)
+{
+    if (w->type == KD_MAT_EXL3)
+        return T > 0 ? kd_exl3_mul(run, w, x, ldx, T, y, ldy, err) : 0;
+    struct kd_mat_job job = {w, x, ldx, T, y, ldy};
+    return kd_mat_mul_many(run, &job, 1, err);
+}
+
+static void dense_row(const struct kd_mat *w, int64_t row, float *out)
+{
+    KD_ASSERT(w->type == KD_MAT_F32 || w->type == KD_MAT_BF16 || w->type == KD_MAT_MXFP4);
+    if (w->type == KD_MAT_F32) {
+        memcpy(out, (const float *)w->data + row * w->ld, (size_t)w->cols * sizeof *out);
+    } else if (w->type == KD_MAT_BF16) {
+        const uint16_t *p = (const uint16_t *)w->data + row * w->ld;
+        for (int64_t c = 0; c < w->cols; c++)
+            out[c] = kd_bf16_f32(p[c]);
+    } else {
+        const uint8_t *p = (const uint8_t *)w->data + row * w->ld, *s = w->scale + row * w->ld_scale;
+        for (int64_t c = 0; c < w->cols; c++)
+            out[c] = kd_mxfp4_f32(p, s, c);
+    }
+}
+
+/* Rows [r0, r0 + R) of EXL3, all inside the 128-block that starts at n0, from one 128 x 128 block
+ * of codes at a time: decode, rotate along n, transpose, rotate along k. block: 2 * 128 * 128. */
+static void exl3_rows(const struct kd_kern *kern, const struct kd_mat *w, int64_t n0, int64_t r0,
+                      int64_t R, float *block, float *out, int64_t ldo)
+{
+    float *turned = block + H * H;
+    int64_t tile_bytes = kd_rate_tile_bytes(w->rate);
+    for (int64_t k0 = 0; k0 < w->cols; k0 += H) {
+        const uint8_t *codes =
+            (const uint8_t *)w->data + (k0 / KD_TILE * w->ld + n0 / KD_TILE) * tile_bytes;
+        for (int64_t t = 0; t < H / KD_TILE * (H / KD_TILE); t++) {
+            int64_t tk = t / (H / KD_TILE), tn = t % (H / KD_TILE);
+            float tile[KD_TILE_WEIGHTS];
+            kern->trellis_decode(codes + (tk * w->ld + tn) * tile_bytes, w->rate, w->cb, tile);
+            for (int64_t i = 0; i < KD_TILE; i++)
+                memcpy(block + (tk * KD_TILE + i) * H + tn * KD_TILE, tile + i * KD_TILE,
+                       KD_TILE * sizeof *tile);
+        }
+        kern->hadamard(block, block, H);
+        int64_t width = w->cols - k0 < H ? w->cols - k0 : H;
+        for (int64_t r = r0; r < r0 + R; r++) {
+            float *line = turned + (r - r0) * H, sv = kd_f16_f32(w->svh[r]);
+            for (int64_t k = 0; k < H; k++)
+                line[k] = block[k * H + (r - n0)] * sv;
+            kern->hadamard(line, line, 1);
+            for (int64_t k = 0; k < width; k++)
+                out[(r - r0) * ldo + k0 + k] = line[k] * kd_f16_f32(w->suh[k0 + k]);
+        }
+    }
+}
+
+int kd_mat_row(const struct kd_run *run, const struct kd_mat *w, int64_t row, float *out,
+               struct kd_err *err)
+{
+    KD_ASSERT(row >= 0 && row < w->rows);
+    if (w->type != KD_MAT_EXL3) {
+        dense_row(w, row, out);
+        return 0;
+    }
+    float *block;
+    if (kd_mem_new(&block, 2 * H * H, sizeof *block, "decoded weights", err))
+        return -1;
+    exl3_rows(run->kern, w, row / H * H, row, 1, block, out, w->cols);
+    kd_mem_free(block);
+    return 0;
+}
+
+struct dequant {
+    const struct kd_run *run;
+    const struct kd_mat *w;
+    float *out, *blocks; /* blocks: 2 * 128 * 128 for each worker, EXL3 only */
+    int64_t ldo;
+};
+
+static void dequant_rows(void *ctx, int64_t i, int worker)
+{
+    struct dequant *d = ctx;
+    int64_t r0 = i * H, R = d->w->rows - r0 < H ? d->w->rows - r0 : H;
+    if (d->w->type == KD_MAT_EXL3) {
+        exl3_rows(d->run->kern, d->w, r0, r0, R, d->blocks + worker * (int64_t)(2 * H * H),
+                  d->out + r0 * d->ldo, d->ldo);
+        return;
+    }
+    for (int64_t r = r0; r < r0 + R; r++)
+        dense_row(d->w, r, d->out + r * d->ldo);
+}
+
+int kd_mat_dequant(const struct kd_run *run, const struct kd_mat *w, float *out, int64_t ldo,
+                   struct kd_err *err)
+{
+    struct dequant d = {.run = run, .w = w, .out = out, .ldo = ldo};
+    if (w->type == KD_MAT_EXL3 &&
+        kd_mem_new(&d.blocks, kd_pool_threads(run->pool), 2 * H * H * (int64_t)sizeof *d.blocks,
+                   "decoded weights", err))
+        return -1;
+    kd_pool_run(run->pool, ceil_div(w->rows, H), dequant_rows, &d);
+    kd_mem_free(d.blocks);
+    return 0;
+}
+
+int kd_mat_slice(const struct kd_mat *w, int64_t r0, int64_t r1, int64_t c0, int64_t c1,
+                 struct kd_mat *out, struct kd_err *err)
+{
+    if (r0 < 0 || r0 > r1 || r1 > w->rows || c0 < 0 || c0 > c1 || c1 > w->cols)
+        return kd_fail(err, KD_EINVAL, "rows %lld to %lld, columns %lld to %lld of a %lld x %lld matrix",
+                       (long long)r0, (long long)r1, (long long)c0, (long long)c1,
+                       (long long)w->rows, (long long)w->cols);
+    int64_t row_step = w->type == KD_MAT_EXL3 ? H : 1;
+    int64_t col_step = w->type == KD_MAT_EXL3 ? H : w->type == KD_MAT_MXFP4 ? KD_MXFP4_GROUP : 1;
+    if (r0 % row_step || (r1 % row_step && r1 != w->rows) || c0 % col_step ||
+        (c1 % col_step && c1 != w->cols))
+        return kd_fail(err, KD_EINVAL, "a cut at rows %lld to %lld, columns %lld to %lld is not on "
+                       "blocks of %lld x %lld", (long long)r0, (long long)r1, (long long)c0,
+                       (long long)c1, (long long)row_step, (long long)col_step);
+    *out = *w;
+    out->rows = r1 - r0;
+    out->cols = c1 - c0;
+    const uint8_t *data = w->data;
+    switch (w->type) {
+    case KD_MAT_F32:
+        out->data = data + (r0 * w->ld + c0) * (int64_t)sizeof(float);
+        break;
+    case KD_MAT_BF16:
+        out->data = data + (r0 * w->ld + c0) * (int64_t)sizeof(uint16_t);
+        break;
+    case KD_MAT_MXFP4:
+        out->data = data + r0 * w->ld + c0 / 2;
+        out->scale = w->scale + r0 * w->ld_scale + c0 / KD_MXFP4_GROUP;
+        break;
+    case KD_MAT_EXL3:
+        out->data = data + (c0 / KD_TILE * w->ld + r0 / KD_TILE) * kd_rate_tile_bytes(w->rate);
+        out->suh = w->suh + c0;
+        out->svh = w->svh + r0;
+        out->rows_padded = (r1 == w->rows ? w->rows_padded : r1) - r0;
+        out->cols_padded = (c1 == w->cols ? w->cols_padded : c1) - c0;
+        break;
+    case KD_MAT_NONE:
+        break;
+    }
+    return 0;
+}
+
+int64_t kd_mat_bytes(const struct kd_mat *w)
+{
+    switch (w->type) {
+    case KD_MAT_F32:
+        return w->rows * w->cols * (int64_t)sizeof(float);
+    case KD_MAT_BF16:
+        return w->rows * w->cols * (int64_t)sizeof(uint16_t);
+    case KD_MAT_MXFP4:
+        return w->rows * (w->cols / 2 + w->cols / KD_MXFP4_GROUP);
+    case KD_MAT_EXL3:
+        return w->rows_padded / KD_TILE * (w->cols_padded / KD_TILE) * kd_rate_tile_bytes(w->rate) +
+               (w->rows_padded + w->cols_padded) * (int64_t)sizeof(uint16_t);
+    case KD_MAT_NONE:
+        break;
+    }
+    return 0;
+}
+
+__attribute__((weak)) int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x,
+                                      int64_t ldx, int64_t T, float *y, int64_t ldy,
+                                      struct kd_err *err)
+{
+    (void)run, (void)w, (void)x, (void)ldx, (void)T, (void)y, (void)ldy;
+    return kd_fail(err, KD_ENOTSUP, "this build has no EXL3 product");
+}
