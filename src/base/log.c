@@ -67,21 +67,25 @@ bool kd_log_on(enum kd_log_level level, const char *component)
 
 void kd_log(enum kd_log_level level, const char *component, const char *fmt, ...)
 {
-    bool to_file = file && level <= KD_LOG_INFO, to_err = kd_log_on(level, component);
-    if (!to_file && !to_err)
+    bool to_err = kd_log_on(level, component);
+    if (!to_err && level > KD_LOG_INFO)
         return;
     char stamp[32], text[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    /* One record, one line: text from outside must not forge another. */
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ')
+            *c = ' ';
     kd_clock_stamp(stamp, sizeof stamp);
     pthread_mutex_lock(&lock);
     if (to_err) {
         kd_progress_wipe();
         fprintf(stderr, "t=%s lvl=%s at=%s %s\n", stamp, level_name[level], component, text);
     }
-    if (to_file) {
+    if (file && level <= KD_LOG_INFO) {
         fprintf(file, "t=%s lvl=%s at=%s %s\n", stamp, level_name[level], component, text);
         fflush(file);
     }

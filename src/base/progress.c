@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -22,6 +23,15 @@ static void wipe(void)
     now.drawn = false;
 }
 
+/* A line that wrapped could not be wiped. */
+static int columns(void)
+{
+    struct winsize size = {.ws_col = 0};
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) || size.ws_col < 20)
+        return 79;
+    return size.ws_col - 1;
+}
+
 static void draw(double t)
 {
     double took = t - now.began, share = now.total ? (double)now.done / (double)now.total : 0;
@@ -32,7 +42,7 @@ static void draw(double t)
              100 * share, (long long)now.done, (long long)now.total, now.unit, rate, left, now.note);
     if (now.tty) {
         wipe();
-        fprintf(stderr, "%.*s", 118, line);
+        fprintf(stderr, "%.*s", columns(), line);
         fflush(stderr);
         now.drawn = true;
     } else {
