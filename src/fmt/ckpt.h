@@ -38,14 +38,15 @@ struct kd_tensor {
 
 struct kd_ckpt;
 
-/* `allow_missing`: shards named by the index may be absent (inspect, verify on part of a model);
+/* dir may also name one .safetensors file: then there is no config (kd_ckpt_config is NULL).
+ * `allow_missing`: shards named by the index may be absent (inspect, verify on part of a model);
  * then tensors of those shards are known by name only (shape unknown, rank -1). */
 int kd_ckpt_open(struct kd_ckpt **ck, const char *dir, bool allow_missing, struct kd_err *err) KD_MUST;
 void kd_ckpt_close(struct kd_ckpt *ck);
 const struct kd_tensor *kd_ckpt_find(const struct kd_ckpt *ck, const char *name); /* NULL: not there */
 int64_t kd_ckpt_count(const struct kd_ckpt *ck);
 const struct kd_tensor *kd_ckpt_at(const struct kd_ckpt *ck, int64_t i); /* sorted by name */
-const struct kd_json *kd_ckpt_config(const struct kd_ckpt *ck);          /* config.json */
+const struct kd_json *kd_ckpt_config(const struct kd_ckpt *ck);          /* config.json, or NULL */
 const char *kd_ckpt_dir(const struct kd_ckpt *ck);
 int kd_ckpt_shard_count(const struct kd_ckpt *ck);
 const char *kd_ckpt_shard_name(const struct kd_ckpt *ck, int shard);
