@@ -1,0 +1,304 @@
+#include "convert/job.h"
+
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Tokens a block aims at: a few rows, so that stage scratch stays in the tens of megabytes. */
+enum { BLOCK_TOKENS = 2048 };
+
+int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt, ...)
+{
+    size_t n = strlen(j->work);
+    va_list ap;
+    if (n + 2 > size)
+        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", j->work);
+    memcpy(out, j->work, n);
+    out[n] = '/';
+    va_start(ap, fmt);
+    int used = vsnprintf(out + n + 1, size - n - 1, fmt, ap);
+    va_end(ap);
+    if (used < 0 || (size_t)used >= size - n - 1)
+        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", j->work);
+    return 0;
+}
+
+bool kd_job_shard_done(const struct kd_job *j, int32_t shard)
+{
+    char name[64], path[4096];
+    kd_rates_shard_name(&j->rates, shard, name, sizeof name);
+    return !kd_path_join(path, sizeof path, j->dst, name, NULL) && kd_file_exists(path);
+}
+
+int64_t kd_job_blocks(const struct kd_job *j)
+{
+    return (j->T + j->block_T - 1) / j->block_T;
+}
+
+void kd_job_block(const struct kd_job *j, int64_t b, int64_t *first, int64_t *T)
+{
+    *first = b * j->block_T;
+    *T = j->T - *first < j->block_T ? j->T - *first : j->block_T;
+}
+
+int64_t kd_job_stream_bytes(const struct kd_job *j)
+{
+    return j->T * j->cfg.hidden * (j->set.stream_bf16 ? 2 : 4);
+}
+
+void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T, float *out)
+{
+    int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
+    if (!j->set.stream_bf16) {
+        memcpy(out, file->data + 4 * at, (size_t)n * 4);
+        return;
+    }
+    const uint16_t *in = (const uint16_t *)(const void *)file->data + at;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = kd_bf16_f32(in[i]);
+}
+
+void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T, const float *in)
+{
+    int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
+    if (!j->set.stream_bf16) {
+        memcpy(file->data + 4 * at, in, (size_t)n * 4);
+        return;
+    }
+    uint16_t *out = (uint16_t *)(void *)file->data + at;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = kd_f32_bf16(in[i]);
+}
+
+int kd_job_stream_open(const struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m, struct kd_err *err)
+{
+    char path[4096];
+    if (kd_job_path(j, path, sizeof path, err, "stream.%03lld", (long long)layer))
+        return -1;
+    return make ? kd_rw_open(m, path, kd_job_stream_bytes(j), err)
+                : kd_rw_reopen(m, path, kd_job_stream_bytes(j), err);
+}
+
+int kd_job_source_json(struct kd_buf *out, const struct kd_run *run, const struct kd_ckpt *ck,
+                       const struct kd_corpus *text, struct kd_err *err)
+{
+    (void)run;
+    struct kd_jw w = {.out = out};
+    char path[4096], hex[65];
+    int64_t total = 0;
+    for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err))
+            return -1;
+        int64_t bytes = kd_file_size(path, err);
+        if (bytes < 0)
+            return -1;
+        total += bytes;
+    }
+    kd_progress_begin("hash source", "bytes", total, 0);
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_open(&w, "shards", '[');
+    for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
+        const char *name = kd_ckpt_shard_name(ck, s);
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), name, err) || kd_sha256_file(path, hex, err))
+            return -1;
+        int64_t bytes = kd_file_size(path, err);
+        kd_jw_open(&w, NULL, '{');
+        kd_jw_str(&w, "name", name);
+        kd_jw_int(&w, "bytes", bytes);
+        kd_jw_str(&w, "sha256", hex);
+        kd_jw_close(&w, '}');
+        kd_progress_add(bytes, name);
+    }
+    kd_progress_end();
+    kd_jw_close(&w, ']');
+    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) || kd_sha256_file(path, hex, err))
+        return -1;
+    kd_jw_str(&w, "config_sha256", hex);
+    kd_jw_open(&w, "calibration", '{');
+    kd_jw_str(&w, "sha256", text->sha256);
+    kd_jw_int(&w, "rows", text->rows);
+    kd_jw_int(&w, "cols", text->cols);
+    kd_jw_close(&w, '}');
+    kd_jw_close(&w, '}');
+    return kd_buf_ok(out, "source list", err);
+}
+
+/* What decides the output's bytes, and nothing else: no path, host, thread count or time. */
+static int settings_json(struct kd_buf *out, const struct kd_job *j, const char *source_json, struct kd_err *err)
+{
+    const struct kd_convert_settings *s = &j->set;
+    static const char *const cb[] = {"3inst", "mcg", "mul1"};
+    struct kd_jw w = {.out = out};
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_int(&w, "format", 1);
+    kd_jw_str(&w, "version", KD_VERSION);
+    kd_jw_open(&w, "rates", '{');
+    if (s->wish.size_bytes)
+        kd_jw_int(&w, "size_bytes", s->wish.size_bytes);
+    else
+        kd_jw_num(&w, "experts_bpw", s->wish.experts_bpw);
+    kd_jw_num(&w, "trunk_bpw", s->wish.trunk_bpw);
+    kd_jw_num(&w, "head_bpw", s->wish.head_bpw);
+    kd_jw_bool(&w, "uniform_k", s->wish.uniform_k);
+    kd_jw_str(&w, "codebook", cb[s->wish.cb]);
+    kd_jw_close(&w, '}');
+    kd_jw_open(&w, "recipe", '{');
+    kd_jw_str(&w, "name", kd_recipe_text(s->recipe));
+    kd_jw_bool(&w, "feedback", j->recipe.feedback);
+    kd_jw_bool(&w, "matched", j->recipe.matched);
+    kd_jw_num(&w, "row_power", (double)j->recipe.row_power);
+    kd_jw_bool(&w, "refit", j->recipe.refit);
+    kd_jw_num(&w, "damping", (double)j->recipe.damping);
+    kd_jw_bool(&w, "full_scale_search", j->recipe.full_scale_search);
+    kd_jw_int(&w, "seam", j->recipe.seam);
+    kd_jw_str(&w, "calib_weight", s->weight_routed ? "routed" : "all");
+    kd_jw_int(&w, "hessian_tokens", j->T_hess);
+    kd_jw_str(&w, "stream", s->stream_bf16 ? "bf16" : "f32");
+    kd_jw_int(&w, "block_tokens", j->block_T);
+    kd_jw_num(&w, "eps_latent", (double)j->cfg.eps_latent);
+    kd_jw_int(&w, "seed", (int64_t)s->seed);
+    kd_jw_str(&w, "class", "exact");
+    kd_jw_close(&w, '}');
+    kd_buf_str(out, ",\n  \"source\": ");
+    kd_buf_str(out, source_json);
+    kd_jw_close(&w, '}');
+    kd_buf_char(out, '\n');
+    return kd_buf_ok(out, "settings", err);
+}
+
+static int take_settings(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
+{
+    char path[4096];
+    struct kd_buf now, old;
+    kd_buf_init(&now, 1 << 26);
+    kd_buf_init(&old, 1 << 26);
+    int rc = settings_json(&now, j, source_json, err);
+    if (!rc)
+        rc = kd_job_path(j, path, sizeof path, err, "settings.json");
+    if (!rc && kd_file_exists(path)) {
+        rc = kd_file_read(&old, path, 1 << 26, err);
+        if (!rc && !resume)
+            rc = kd_fail(err, KD_EUSAGE,
+                         "'%s' holds an unfinished conversion: add --resume to go on with it, or remove "
+                         "the folder",
+                         j->dst);
+        else if (!rc && (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes)))
+            rc = kd_fail(err, KD_EUSAGE,
+                         "'%s' was begun with other settings or another source (compare %s): use the "
+                         "same ones, or remove the folder",
+                         j->dst, path);
+    } else if (!rc) {
+        rc = kd_file_write(path, now.data, now.size_bytes, err);
+    }
+    if (!rc)
+        j->digest = kd_xxh64(now.data, now.size_bytes, 1);
+    kd_buf_release(&now);
+    kd_buf_release(&old);
+    return rc;
+}
+
+static int take_window(struct kd_job *j, struct kd_err *err)
+{
+    int64_t rows = j->block_T / j->text->cols;
+    if (kd_k3_stream_init(&j->win, &j->cfg, j->block_T, err) ||
+        kd_mem_zero(&j->segs, rows, sizeof *j->segs, "segments", err) ||
+        kd_mem_zero(&j->states, rows, sizeof *j->states, "states", err))
+        return -1;
+    return 0;
+}
+
+static void count_tiles(struct kd_job *j)
+{
+    for (int64_t i = 0; i < j->rates.count; i++) {
+        const struct kd_out_tensor *t = &j->rates.t[i];
+        if (!t->quantized)
+            continue;
+        int64_t tiles = kd_exl3_pad(t->rows) / 16 * (kd_exl3_pad(t->cols) / 16);
+        j->tiles_total += tiles;
+        if (kd_job_shard_done(j, t->shard))
+            j->tiles_done += tiles;
+    }
+}
+
+int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                const struct kd_convert_settings *set, const char *source_json, const char *dst,
+                bool resume, struct kd_err *err)
+{
+    char path[4096];
+    memset(j, 0, sizeof *j);
+    j->lock = -1;
+    j->run = run;
+    j->ck = ck;
+    j->cfg = *cfg;
+    j->text = text;
+    j->set = *set;
+    j->recipe = kd_recipe_of(set->recipe);
+    if (set->damping >= 0)
+        j->recipe.damping = set->damping;
+    j->T = text->rows * text->cols;
+    int64_t rows = BLOCK_TOKENS / text->cols;
+    j->block_T = (rows < 1 ? 1 : rows > text->rows ? text->rows : rows) * text->cols;
+    /* Recipe auto holds the last eighth of the rows back from the experts' Hessians. */
+    j->T_hess = set->recipe == KD_RECIPE_AUTO ? (text->rows - (text->rows + 7) / 8) * text->cols : j->T;
+    if (j->T_hess < 1)
+        return kd_fail(err, KD_EUSAGE, "recipe auto needs at least two calibration rows");
+    if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
+        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
+    snprintf(j->work, sizeof j->work, "%s/.work", dst);
+    if (kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
+        goto fail;
+    if (kd_path_join(path, sizeof path, dst, "config.json", err))
+        goto fail;
+    if (kd_file_exists(path)) {
+        kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
+        goto fail;
+    }
+    if (kd_dir_make(j->work, err) || kd_dir_lock(j->work, &j->lock, err) ||
+        take_settings(j, source_json, resume, err) || take_window(j, err) ||
+        kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
+        goto fail;
+    count_tiles(j);
+    return 0;
+fail:
+    kd_job_close(j);
+    return -1;
+}
+
+void kd_job_close(struct kd_job *j)
+{
+    kd_rates_release(&j->rates);
+    kd_k3_stream_release(&j->win);
+    kd_mem_free(j->segs);
+    kd_mem_free(j->states);
+    if (j->source)
+        kd_k3_store_close(j->source);
+    if (j->lock >= 0)
+        close(j->lock);
+    memset(j, 0, sizeof *j);
+    j->lock = -1;
+}
+
+int64_t kd_job_disk_bytes(const struct kd_job *j)
+{
+    /* Shards to come, the units of one layer beside its shard, and the streams: the banks, two
+     * prefixes and the layer's scratch of at most three rows as wide as the widest input. */
+    int64_t left = 0, widest = 0, layer_most = 0;
+    for (int32_t s = 0; s < j->rates.shard_count; s++) {
+        if (!kd_job_shard_done(j, s))
+            left += j->rates.shard_bytes[s];
+        if (s < j->cfg.layers && j->rates.shard_bytes[s] > layer_most)
+            layer_most = j->rates.shard_bytes[s];
+    }
+    widest = j->cfg.kda_heads * j->cfg.kda_dim;
+    if (j->cfg.heads * j->cfg.v_dim > widest)
+        widest = j->cfg.heads * j->cfg.v_dim;
+    int64_t streams = (kd_k3_banks(&j->cfg) + 3) * kd_job_stream_bytes(j);
+    return left + layer_most + streams + j->T * (4 * widest + 6 * j->cfg.latent + 8 * j->cfg.topk);
+}

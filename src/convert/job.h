@@ -1,0 +1,96 @@
+/* One conversion: its settings, its work folder and the residual streams carried from layer to layer.
+ *
+ * Work folder DST/.work:
+ *   settings.json          what decides the bytes; a resume with other settings is refused
+ *   stream.LLL             residual stream before layer LLL, all calibration tokens; those of block
+ *                          starts are the banks
+ *   LLL/NAME.unit          finished units of the layer at hand
+ *   figures.SSSSS          figures of the quantized tensors of a sealed shard
+ *   scratch.NAME           what only the layer at hand needs; made anew by a resume
+ *
+ * A layer is done when its shard has its final name. Kill it anywhere: what has a final name is whole,
+ * everything else is made again, and the output does not show it. */
+#ifndef KD_CONVERT_JOB_H
+#define KD_CONVERT_JOB_H
+
+#include "base/file.h"
+#include "codec/expert.h"
+#include "convert/rates.h"
+#include "convert/unit.h"
+#include "model/k3.h"
+#include "text/corpus.h"
+
+struct kd_convert_settings {
+    struct kd_rate_wish wish;
+    enum kd_recipe_name recipe;
+    bool weight_routed;
+    uint64_t seed;
+    float eps_latent;   /* 0: default */
+    float damping;      /* < 0: the recipe's */
+    bool stream_bf16;   /* precision of the carried streams; part of the recipe */
+};
+
+struct kd_job {
+    const struct kd_run *run;
+    const struct kd_ckpt *ck;
+    struct kd_k3_cfg cfg;
+    const struct kd_corpus *text;
+    struct kd_convert_settings set;
+    struct kd_recipe recipe;
+    struct kd_rates rates;
+    char dst[2048], work[2048 + 16];
+    int lock;
+    uint64_t digest;      /* of the settings */
+    int64_t T, block_T;   /* calibration tokens; tokens a block (whole rows) */
+    int64_t T_hess;       /* tokens the experts' Hessians see (recipe auto holds some back) */
+    struct kd_store *source; /* experts of the source */
+    /* window of the stream: one block */
+    struct kd_k3_stream win;
+    struct kd_k3_seg *segs; /* one per row of a block */
+    struct kd_k3_state *states;
+    struct kd_unit_figures *figures; /* of the layer being sealed, one per tensor of the shard */
+    bool (*stopped)(void);
+    int64_t tiles_total, tiles_done;
+};
+
+/* Takes the lock, checks or writes the settings, plans rates. `resume`: an unfinished conversion may
+ * be there. source_json: the "source" and "calibration" part of the settings. */
+int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                const struct kd_convert_settings *set, const char *source_json, const char *dst,
+                bool resume, struct kd_err *err) KD_MUST;
+void kd_job_close(struct kd_job *j);
+/* Runs what is left, from the embedding to config.json. */
+int kd_job_finish(struct kd_job *j, struct kd_err *err) KD_MUST;
+/* One layer; kd_job_ends runs head and globals, writes the small files and the receipt. */
+int kd_job_start(struct kd_job *j, struct kd_err *err) KD_MUST; /* the embedding */
+int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;
+int kd_job_ends(struct kd_job *j, struct kd_err *err) KD_MUST;
+/* Anonymous memory the rest will need at most, in bytes, and free disk it needs. */
+int64_t kd_job_peak_bytes(const struct kd_job *j);
+int64_t kd_job_disk_bytes(const struct kd_job *j);
+/* "sources": names, sizes and SHA-256 of the shards and config; reads every byte once. */
+int kd_job_source_json(struct kd_buf *out, const struct kd_run *run, const struct kd_ckpt *ck,
+                       const struct kd_corpus *text, struct kd_err *err) KD_MUST;
+
+/* Used among this folder's files. */
+int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6))) KD_MUST;
+bool kd_job_shard_done(const struct kd_job *j, int32_t shard);
+int64_t kd_job_blocks(const struct kd_job *j);
+/* Tokens [first, first + T) of block b. */
+void kd_job_block(const struct kd_job *j, int64_t b, int64_t *first, int64_t *T);
+/* Rows of a stream file, fp32 in memory, the settings' precision on disk. */
+int64_t kd_job_stream_bytes(const struct kd_job *j);
+void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T, float *out);
+void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T, const float *in);
+int kd_job_stream_open(const struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m,
+                       struct kd_err *err) KD_MUST;
+/* Writes a shard from units and stored tensors, with its figures; then units go. */
+int kd_job_seal(struct kd_job *j, int32_t shard, struct kd_err *err) KD_MUST;
+int kd_job_unit_path(const struct kd_job *j, const struct kd_out_tensor *t, char *out, size_t size,
+                     struct kd_err *err) KD_MUST;
+/* kondense.json, quantization_config.json, index, tokenizer files, config.json (last). */
+int kd_job_write_small(struct kd_job *j, struct kd_err *err) KD_MUST;
+
+#endif

@@ -1,0 +1,391 @@
+/* One layer of a conversion: calibrate, encode, and pass the quantized layer's output on. Order
+ * within a layer (exl3 Decision 11): attention inputs, o_proj, then latent-down and shared experts,
+ * then the experts; each stage sees the quantized stages before it. */
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "base/rand.h"
+#include "convert/job.h"
+#include "convert/layer_work.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int64_t tiles_of(const struct kd_out_tensor *t)
+{
+    return kd_exl3_pad(t->rows) / 16 * (kd_exl3_pad(t->cols) / 16);
+}
+
+const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer, const char *suffix)
+{
+    size_t m = strlen(suffix);
+    for (int64_t i = j->rates.shard_first[layer]; i < j->rates.shard_first[layer + 1]; i++) {
+        const struct kd_out_tensor *t = &j->rates.t[i];
+        size_t n = strlen(t->key);
+        if (t->quantized && t->expert < 0 && n >= m && !strcmp(t->key + n - m, suffix))
+            return t;
+    }
+    return NULL;
+}
+
+static int stop_check(const struct kd_job *j, struct kd_err *err)
+{
+    if (j->stopped && j->stopped())
+        return kd_fail(err, KD_ECANCEL, "stopped; run the same command with --resume to go on");
+    return 0;
+}
+
+/* Signs of tensors that share an input are drawn from the input's name, the others from their own. */
+static uint64_t seed_of(const struct kd_job *j, const char *name)
+{
+    return kd_rand_fork(j->set.seed, kd_fnv64(name));
+}
+
+struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_tensor *t, const char *input)
+{
+    char name[96];
+    snprintf(name, sizeof name, "%d.%s", t->layer, input);
+    return (struct kd_quant_spec){.rate = kd_rate_from16(t->rate16), .cb = j->rates.wish.cb,
+                                  .recipe = j->recipe, .seed = seed_of(j, t->key),
+                                  .input_seed = seed_of(j, name)};
+}
+
+/* Quantizes a trunk linear unless its unit is there already; leaves it mapped in `unit`. */
+int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_out_tensor *t,
+                    const char *input, const struct kd_hess *h, struct kd_mat *mat, struct kd_err *err)
+{
+    char path[4096];
+    struct kd_unit *unit = &w->trunk[w->trunk_count];
+    KD_ASSERT(w->trunk_count < KD_LAYER_TRUNK_MAX);
+    if (stop_check(j, err) || kd_job_unit_path(j, t, path, sizeof path, err))
+        return -1;
+    if (!kd_file_exists(path)) {
+        struct kd_quant_spec spec = kd_layer_spec(j, t, input);
+        struct kd_quant_out q;
+        kd_progress_add(0, t->key);
+        if (kd_quant_tensor(j->run, mat, h, &spec, &q, err))
+            return kd_wrap(err, "%s", t->key);
+        const struct kd_quant_out *one = &q;
+        int rc = kd_unit_write(path, j->digest, &one, 1, NULL, err);
+        kd_quant_release(&q);
+        if (rc)
+            return -1;
+    }
+    if (kd_unit_open(unit, path, j->digest, err))
+        return -1;
+    w->trunk_count++;
+    *mat = unit->mat[0];
+    kd_progress_add(tiles_of(t), NULL);
+    return 0;
+}
+
+/* Tensors that share one input, and where their matrices are. */
+struct group {
+    const char *suffix;
+    struct kd_mat *mat;
+};
+
+static bool units_there(const struct kd_job *j, int64_t layer, const struct group *g, int count)
+{
+    char path[4096];
+    for (int i = 0; i < count; i++) {
+        const struct kd_out_tensor *t = kd_layer_tensor(j, layer, g[i].suffix);
+        if (t && (kd_job_unit_path(j, t, path, sizeof path, NULL) || !kd_file_exists(path)))
+            return false;
+    }
+    return true;
+}
+
+/* One stage: rows(w, block) computes the block's inputs of the group [T][k]; they make the Hessian,
+ * unless every unit of the group is there already. `always` runs the rows all the same (a stage that
+ * leaves something behind). */
+static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *g, int count,
+                 const char *input, int64_t k, bool always, kd_layer_rows *rows, struct kd_err *err)
+{
+    struct kd_hess h;
+    bool need = !units_there(j, w->L.index, g, count) && j->recipe.feedback;
+    bool hess = need || (!units_there(j, w->L.index, g, count) && j->recipe.row_power > 0);
+    float *x = NULL;
+    int rc = 0;
+    memset(&h, 0, sizeof h);
+    if (hess || always) {
+        if ((hess && kd_hess_open(&h, k, err)) ||
+            kd_mem_new(&x, j->block_T * k, sizeof *x, "stage inputs", err)) {
+            kd_hess_release(&h);
+            return -1;
+        }
+        for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
+            int64_t first, T;
+            kd_job_block(j, b, &first, &T);
+            rc = stop_check(j, err);
+            if (!rc)
+                rc = rows(j, w, first, T, x, err);
+            if (!rc && hess)
+                rc = kd_hess_add(j->run, &h, x, k, T, err);
+        }
+        kd_mem_free(x);
+        if (!rc && hess)
+            kd_hess_close(&h);
+    }
+    for (int i = 0; !rc && i < count; i++) {
+        const struct kd_out_tensor *t = kd_layer_tensor(j, w->L.index, g[i].suffix);
+        if (t)
+            rc = kd_layer_linear(j, w, t, input, hess ? &h : NULL, g[i].mat, err);
+    }
+    kd_hess_release(&h);
+    return rc;
+}
+
+/* The window filled with the stream before the attention (prefix from `p`). */
+void kd_layer_window(const struct kd_job *j, struct kd_layer_work *w, const struct kd_rwmap *p,
+                     int64_t banks, bool started, int64_t first, int64_t T)
+{
+    struct kd_k3_stream *s = &w->win;
+    *s = j->win;
+    s->T = T;
+    s->banks = banks;
+    s->started = started;
+    kd_job_rows_get(j, p, first, T, s->p);
+    for (int64_t b = 0; b < banks; b++)
+        kd_job_rows_get(j, &w->bank[b], first, T, s->bank + b * s->bank_rows * s->hidden);
+}
+
+static int rows_attn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
+                        struct kd_err *err)
+{
+    kd_layer_window(j, w, &w->p, w->banks_before, true, first, T);
+    return kd_k3_attn_in(j->run, &j->cfg, &w->L, &w->win, x, err);
+}
+
+static int rows_q_latent(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *cq,
+                         struct kd_err *err)
+{
+    float *x;
+    if (kd_mem_new(&x, T * j->cfg.hidden, sizeof *x, "attention inputs", err))
+        return -1;
+    int rc = rows_attn_in(j, w, first, T, x, err);
+    if (!rc)
+        rc = kd_k3_q_latent(j->run, &j->cfg, &w->L, x, T, cq, err);
+    kd_mem_free(x);
+    return rc;
+}
+
+/* Each row of the block is a sequence of its own, from position 0. */
+static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *y,
+                          struct kd_err *err)
+{
+    float *x;
+    int64_t cols = j->text->cols, rows = T / cols, made = 0;
+    if (kd_mem_new(&x, T * j->cfg.hidden, sizeof *x, "attention inputs", err))
+        return -1;
+    int rc = rows_attn_in(j, w, first, T, x, err);
+    for (; !rc && made < rows; made++) {
+        rc = kd_k3_state_init(&j->states[made], &j->cfg, &w->L, err);
+        if (rc)
+            break;
+        j->segs[made] = (struct kd_k3_seg){made * cols, cols, &j->states[made]};
+    }
+    if (!rc)
+        rc = kd_k3_attn_core(j->run, &j->cfg, &w->L, x, T, j->segs, rows, y, err);
+    for (int64_t i = 0; i < made; i++)
+        kd_k3_state_release(&j->states[i]);
+    kd_mem_free(x);
+    if (!rc)
+        memcpy(w->y.data + first * w->y_width * 4, y, (size_t)(T * w->y_width) * 4);
+    return rc;
+}
+
+int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int64_t bytes, struct kd_err *err)
+{
+    char path[4096];
+    if (kd_job_path(j, path, sizeof path, err, "scratch.%s", name))
+        return -1;
+    return kd_rw_open(m, path, bytes, err);
+}
+
+static int attention(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
+{
+    struct kd_k3_layer *L = &w->L;
+    struct group kda[] = {{"self_attn.q_proj", &L->q}, {"self_attn.k_proj", &L->k},
+                          {"self_attn.v_proj", &L->v}, {"self_attn.g_proj", &L->g}};
+    struct group mla[] = {{"self_attn.q_a_proj", &L->q_a}, {"self_attn.g_proj", &L->g}};
+    struct group q_b[] = {{"self_attn.q_b_proj", &L->q_b}}, o[] = {{"self_attn.o_proj", &L->o}};
+    w->y_width = L->mla ? j->cfg.heads * j->cfg.v_dim : j->cfg.kda_heads * j->cfg.kda_dim;
+    if (kd_layer_scratch(j, &w->y, "attn", j->T * w->y_width * 4, err))
+        return -1;
+    if (L->mla) {
+        if (stage(j, w, mla, 2, "attn_in", j->cfg.hidden, false, rows_attn_in, err) ||
+            stage(j, w, q_b, 1, "q_latent", j->cfg.q_lora, false, rows_q_latent, err))
+            return -1;
+    } else if (stage(j, w, kda, 4, "attn_in", j->cfg.hidden, false, rows_attn_in, err)) {
+        return -1;
+    }
+    return stage(j, w, o, 1, "attn_out", w->y_width, true, rows_attn_core, err);
+}
+
+/* p after the attention goes to `mid`; the rows are the FFN's normed inputs. */
+static int rows_ffn_in_first(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
+                             struct kd_err *err)
+{
+    float *a;
+    if (kd_mem_new(&a, T * j->cfg.hidden, sizeof *a, "attention output", err))
+        return -1;
+    kd_layer_window(j, w, &w->p, w->banks_before, true, first, T);
+    const float *y = (const float *)(const void *)w->y.data + first * w->y_width;
+    int rc = kd_mat_mul(j->run, &w->L.o, y, w->y_width, T, a, j->cfg.hidden, err);
+    if (!rc) {
+        kd_k3_add_attn(j->run, &j->cfg, &w->L, &w->win, a);
+        kd_job_rows_put(j, &w->mid, first, T, w->win.p);
+        rc = kd_layer_ffn_in(j, w, first, T, x, err);
+    }
+    kd_mem_free(a);
+    return rc;
+}
+
+/* From what `mid` holds (rounded as the stream is), so that a later pass sees the same. */
+int kd_layer_ffn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
+                    struct kd_err *err)
+{
+    kd_layer_window(j, w, &w->mid, w->banks_after, true, first, T);
+    return kd_k3_ffn_in(j->run, &j->cfg, &w->L, &w->win, x, err);
+}
+
+static int rows_inner(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *s,
+                      struct kd_err *err)
+{
+    float *x;
+    if (kd_mem_new(&x, T * j->cfg.hidden, sizeof *x, "FFN inputs", err))
+        return -1;
+    int rc = kd_layer_ffn_in(j, w, first, T, x, err);
+    if (!rc)
+        rc = kd_k3_mlp_inner(j->run, &j->cfg, &w->L.gate, &w->L.up, x, T, s, err);
+    kd_mem_free(x);
+    return rc;
+}
+
+static int ffn_inputs(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
+{
+    struct kd_k3_layer *L = &w->L;
+    struct group dense[] = {{"mlp.gate_proj", &L->gate}, {"mlp.up_proj", &L->up}};
+    struct group moe[] = {{"routed_expert_down_proj", &L->routed_down},
+                          {"shared_experts.gate_proj", &L->gate},
+                          {"shared_experts.up_proj", &L->up}};
+    struct group down[] = {{L->moe ? "shared_experts.down_proj" : "mlp.down_proj", &L->down}};
+    if (kd_layer_scratch(j, &w->mid, "mid", kd_job_stream_bytes(j), err))
+        return -1;
+    int rc = L->moe ? stage(j, w, moe, 3, "ffn_in", j->cfg.hidden, true, rows_ffn_in_first, err)
+                    : stage(j, w, dense, 2, "ffn_in", j->cfg.hidden, true, rows_ffn_in_first, err);
+    if (rc)
+        return -1;
+    return stage(j, w, down, 1, "ffn_inner", L->gate.rows, false, rows_inner, err);
+}
+
+/* The stream after the layer: p = mid + f, f = routed_up(norm(u)) + down(inner). */
+static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
+{
+    int64_t H = j->cfg.hidden, latent = j->cfg.latent, inner = w->L.gate.rows, B = j->block_T;
+    struct kd_rwmap next;
+    float *s = NULL, *f = NULL, *r = NULL;
+    if (kd_job_stream_open(j, w->L.index + 1, true, &next, err))
+        return -1;
+    int rc = kd_mem_new(&s, B * (inner > latent ? inner : latent), sizeof *s, "FFN inner", err) ||
+             kd_mem_new(&f, B * H, sizeof *f, "FFN output", err) ||
+             kd_mem_new(&r, B * H, sizeof *r, "FFN output", err);
+    for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
+        int64_t first, T;
+        kd_job_block(j, b, &first, &T);
+        rc = stop_check(j, err) || rows_inner(j, w, first, T, s, err) ||
+             kd_mat_mul(j->run, &w->L.down, s, inner, T, f, H, err);
+        if (!rc && w->L.moe) {
+            const float *u = (const float *)(const void *)w->u.data + first * latent;
+            kd_k3_latent_norm(j->run, &j->cfg, &w->L, u, T, s);
+            rc = kd_mat_mul(j->run, &w->L.routed_up, s, latent, T, r, H, err);
+            for (int64_t i = 0; !rc && i < T * H; i++)
+                f[i] = r[i] + f[i];
+        }
+        if (!rc) {
+            kd_layer_window(j, w, &w->mid, w->banks_after, true, first, T);
+            kd_k3_add_ffn(j->run, &w->win, f);
+            kd_job_rows_put(j, &next, first, T, w->win.p);
+        }
+    }
+    if (!rc)
+        rc = kd_rw_commit(&next, err);
+    kd_rw_close(&next);
+    kd_mem_free(s);
+    kd_mem_free(f);
+    kd_mem_free(r);
+    return rc ? -1 : 0;
+}
+
+static int rows_latent_normed(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
+                              struct kd_err *err)
+{
+    (void)err;
+    kd_k3_latent_norm(j->run, &j->cfg, &w->L,
+                      (const float *)(const void *)w->u.data + first * j->cfg.latent, T, x);
+    return 0;
+}
+
+static int work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer, struct kd_err *err)
+{
+    memset(w, 0, sizeof *w);
+    w->banks_before = (layer + j->cfg.block - 1) / j->cfg.block;
+    w->banks_after = layer / j->cfg.block + 1;
+    if (kd_k3_layer_load(&w->L, &j->cfg, j->ck, layer, NULL, err) ||
+        kd_job_stream_open(j, layer, false, &w->p, err))
+        return -1;
+    /* A bank is the prefix before its block's first layer; at a block start the newest is p itself. */
+    for (int64_t b = 0; b < w->banks_after; b++)
+        if (kd_job_stream_open(j, b * j->cfg.block, false, &w->bank[b], err))
+            return -1;
+    return 0;
+}
+
+static void work_close(struct kd_layer_work *w)
+{
+    kd_k3_layer_release(&w->L);
+    for (int i = 0; i < w->trunk_count; i++)
+        kd_unit_close(&w->trunk[i]);
+    for (int64_t e = 0; w->expert && e < w->expert_count; e++)
+        kd_unit_close(&w->expert[e]);
+    kd_mem_free(w->expert);
+    struct kd_rwmap *maps[] = {&w->p, &w->mid, &w->y, &w->z, &w->ids, &w->wts, &w->u};
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
+        kd_rw_close(maps[i]);
+    for (int64_t b = 0; b < KD_LAYER_BANKS_MAX; b++)
+        kd_rw_close(&w->bank[b]);
+}
+
+int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
+{
+    struct kd_layer_work w;
+    char dir[4096];
+    struct group up[] = {{"routed_expert_up_proj", NULL}};
+    if (kd_job_shard_done(j, (int32_t)layer))
+        return 0;
+    if (kd_k3_banks(&j->cfg) > KD_LAYER_BANKS_MAX)
+        return kd_fail(err, KD_ENOTSUP, "%lld attention-residual blocks are more than %d",
+                       (long long)kd_k3_banks(&j->cfg), KD_LAYER_BANKS_MAX);
+    int rc = kd_job_path(j, dir, sizeof dir, err, "%03lld", (long long)layer) || kd_dir_make(dir, err);
+    if (!rc)
+        rc = work_open(j, &w, layer, err);
+    else
+        return -1;
+    up[0].mat = &w.L.routed_up;
+    if (!rc)
+        rc = attention(j, &w, err) || ffn_inputs(j, &w, err);
+    if (!rc && w.L.moe)
+        rc = kd_layer_experts(j, &w, err) ||
+             stage(j, &w, up, 1, "latent_out", j->cfg.latent, false, rows_latent_normed, err);
+    if (!rc)
+        rc = pass_on(j, &w, err);
+    work_close(&w);
+    if (!rc)
+        rc = kd_job_seal(j, (int32_t)layer, err);
+    if (rc)
+        return kd_wrap(err, "layer %lld", (long long)layer);
+    kd_log(KD_LOG_INFO, "convert", "layer=%lld msg=sealed", (long long)layer);
+    return 0;
+}
