@@ -5,7 +5,7 @@
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 CTEST := ctest --output-on-failure --no-tests=error --no-label-summary -j $(JOBS)
 FUZZ_SECONDS ?= 60
-.PHONY: all packages demo test long full debug asan tsan fuzz arm cuda tidy format man clean
+.PHONY: all packages demo test long full debug asan tsan fuzz arm cuda lint tidy format man clean
 
 define build
 	@sh tools/configure.sh $(1)
@@ -60,11 +60,15 @@ arm:
 cuda:
 	@sh tools/cuda.sh
 
-tidy:
+lint:
 	@sh tools/packages.sh build test ci
 	@sh tools/configure.sh release
-	@sh tools/format.sh --check
 	@sh tools/lint.sh build/release
+
+tidy: lint
+	@sh tools/format.sh --check
+	$(call build,release)
+	@$(CTEST) --test-dir build/release -L style
 
 format:
 	@sh tools/packages.sh ci

@@ -78,6 +78,27 @@ foreach(f ${fuzz})
   target_link_libraries(fuzz_${name} PRIVATE kd_${folder})
 endforeach()
 
+# Tests that need a device (tests/gpu/*.cu): compiled and linked wherever nvcc is, skipped (77) without a
+# GPU. Their results are EXACT, so nvcc may not contract either.
+if(KD_CUDA)
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90-real 100-real 121-real)
+  endif()
+  enable_language(CUDA)
+  add_custom_target(kd_cuda_tests)
+  file(GLOB gpu CONFIGURE_DEPENDS tests/gpu/*.cu)
+  foreach(f ${gpu})
+    get_filename_component(name ${f} NAME_WE)
+    add_executable(gpu_${name} EXCLUDE_FROM_ALL ${f})
+    target_include_directories(gpu_${name} PRIVATE src)
+    target_compile_options(gpu_${name} PRIVATE -std=c++17 --fmad=false -Werror=all-warnings
+                           -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off)
+    add_dependencies(kd_cuda_tests gpu_${name})
+    add_test(NAME gpu/${name} COMMAND gpu_${name})
+    kd_test(gpu/${name} ${f} gpu 300 "")
+  endforeach()
+endif()
+
 # The style of the tree: once, with the build that ships.
 find_program(KD_PYTHON python3)
 if(KD_PYTHON AND NOT CMAKE_CROSSCOMPILING AND NOT KD_SAN)

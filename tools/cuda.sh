@@ -1,0 +1,15 @@
+#!/bin/sh
+# Compiles and links the CUDA part where nvcc is, and runs its tests: without a GPU they skip.
+set -eu
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/local/cuda/bin
+export PATH
+if ! command -v nvcc >/dev/null; then
+    echo "cuda: skipped, no nvcc here"
+    exit 0
+fi
+sh tools/packages.sh build test cuda
+sh tools/configure.sh cuda
+cmake --build build/cuda --target kd_cuda_tests
+ctest --test-dir build/cuda --output-on-failure --no-label-summary -L gpu
+echo "cuda: compiled with $(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/nvcc \1/p')"
