@@ -1,0 +1,95 @@
+#include "gate/sizes.h"
+
+#include "base/file.h"
+
+#include <string.h>
+
+const char *kd_part_name(enum kd_part_kind p)
+{
+    static const char *const names[KD_PART_COUNT] = {"experts",   "trunk", "lm_head",
+                                                     "embedding", "ends",  "vision"};
+    return names[p];
+}
+
+static enum kd_part_kind part_of(const char *name)
+{
+    if (strstr(name, "vision_tower.") || strstr(name, "mm_projector."))
+        return KD_PART_VISION;
+    if (strstr(name, ".experts."))
+        return KD_PART_EXPERTS;
+    if (strstr(name, "layers."))
+        return KD_PART_TRUNK;
+    if (strstr(name, "lm_head."))
+        return KD_PART_HEAD;
+    return strstr(name, "embed_tokens.") ? KD_PART_EMBED : KD_PART_ENDS;
+}
+
+static bool ends_with(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), m = strlen(suffix);
+    return n >= m && !strcmp(name + n - m, suffix);
+}
+
+/* Weights a tensor stands for and code bits each; *weights = 0 for scales and side vectors. */
+static void count(const struct kd_tensor *t, int64_t *weights, double *k)
+{
+    static const char *const side[] = {".weight_scale", ".weight_shape", ".suh", ".svh",
+                                       ".mul1",         ".mcg",          ".kmask"};
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++)
+        n *= t->shape[i];
+    *weights = 0;
+    *k = 0;
+    for (size_t i = 0; i < sizeof side / sizeof *side; i++)
+        if (ends_with(t->name, side[i]))
+            return;
+    if (t->rank == 3 && (ends_with(t->name, ".trellis") || ends_with(t->name, ".ktrellis"))) {
+        *weights = t->shape[0] * t->shape[1] * 256;
+        *k = (double)t->shape[2] / 16;
+    } else if (ends_with(t->name, ".weight_packed")) {
+        *weights = 2 * n;
+        *k = 4;
+    } else {
+        *weights = n;
+        *k = t->rank >= 2 ? kd_dtype_bits(t->dtype) : 0; /* a vector is no matrix */
+    }
+}
+
+int kd_sizes_of(const struct kd_ckpt *ck, struct kd_sizes *out, struct kd_err *err)
+{
+    double bits[KD_PART_COUNT] = {0}, coded[KD_PART_COUNT] = {0};
+    memset(out, 0, sizeof *out);
+    for (int64_t i = 0; i < kd_ckpt_count(ck); i++) {
+        const struct kd_tensor *t = kd_ckpt_at(ck, i);
+        enum kd_part_kind p = part_of(t->name);
+        int64_t weights;
+        double k;
+        count(t, &weights, &k);
+        out->bytes[p] += t->bytes;
+        out->weights[p] += weights;
+        if (k > 0) {
+            bits[p] += k * (double)weights;
+            coded[p] += (double)weights;
+        }
+    }
+    for (int p = 0; p < KD_PART_COUNT; p++)
+        out->k[p] = coded[p] > 0 ? bits[p] / coded[p] : 0;
+    for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
+        char path[4096];
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err))
+            return -1;
+        int64_t bytes = kd_file_size(path, err);
+        if (bytes < 0)
+            return -1;
+        out->file_bytes += bytes;
+    }
+    return 0;
+}
+
+int64_t kd_sizes_weights(const struct kd_sizes *s)
+{
+    int64_t sum = 0;
+    for (int p = 0; p < KD_PART_COUNT; p++)
+        sum += s->weights[p];
+    return sum;
+}
