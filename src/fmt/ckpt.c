@@ -49,6 +49,13 @@ static struct kd_tensor *gathered(struct gather *g, int64_t id)
     return (struct kd_tensor *)(void *)g->list.data + id;
 }
 
+/* Elements are read in place. The format does not ask for alignment, every known writer keeps it. */
+static int align_of(const struct kd_tensor *t)
+{
+    int bits = kd_dtype_bits(t->dtype);
+    return bits < 8 ? 1 : bits / 8;
+}
+
 /* Adds the tensors of one shard that is there. With an index each must be one that the index puts
  * into this shard; without, one that no earlier shard has. */
 static int add_shard(struct gather *g, int shard, bool indexed, struct kd_err *err)
@@ -72,6 +79,9 @@ static int add_shard(struct gather *g, int shard, bool indexed, struct kd_err *e
         else if (!fresh && !indexed)
             rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is also in %s", path, shown,
                          ck->shards[gathered(g, id)->shard].name);
+        else if (t.bytes && (uintptr_t)t.data % (uintptr_t)align_of(&t))
+            rc = kd_fail(err, KD_ENOTSUP, "%s: tensor '%s' (%s) does not begin on a multiple of its element",
+                         path, shown, t.dtype_name);
         else if (fresh)
             rc = kd_names_add(&ck->names, t.name, strlen(t.name), &id, &fresh, err);
         if (rc)

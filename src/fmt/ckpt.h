@@ -32,7 +32,7 @@ struct kd_tensor {
     int rank;
     int64_t shape[KD_RANK_MAX];
     int64_t bytes;
-    const uint8_t *data; /* NULL when the shard is not there (index only) */
+    const uint8_t *data; /* aligned to its element; NULL when the shard is not there (index only) */
     int shard;           /* index into the shard list */
 };
 
