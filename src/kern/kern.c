@@ -94,22 +94,6 @@ int kd_kern_pick(struct kd_kern *k, struct kd_err *err)
 }
 
 #define KD_WEAK __attribute__((weak))
-KD_WEAK void kd_kern_set_exl3_ref(struct kd_kern *k)
-{
-    (void)k;
-}
-KD_WEAK void kd_kern_set_avx2(struct kd_kern *k)
-{
-    (void)k;
-}
-KD_WEAK void kd_kern_set_avx512(struct kd_kern *k)
-{
-    (void)k;
-}
-KD_WEAK void kd_kern_set_neon(struct kd_kern *k)
-{
-    (void)k;
-}
 KD_WEAK void kd_kern_set_exl3_avx2(struct kd_kern *k)
 {
     (void)k;

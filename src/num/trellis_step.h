@@ -83,4 +83,54 @@ KD_HD static inline uint16_t kd_codebook_f16(enum kd_codebook cb, unsigned state
     return kd_f32_f16(kd_f16_f32((uint16_t)(x & 0xFFFFu)) + kd_f16_f32((uint16_t)(x >> 16)));
 }
 
+/* The trellis search's arithmetic: integers throughout, so that every instruction set and device
+ * finds the same states. Values and targets are rounded to multiples of 2^-grid; a step of
+ * difference D costs D^2 / 2^shift rounded to nearest (ties cannot occur: shift is even), and a cost
+ * stops at KD_SEARCH_CAP. With costs kept as 1024 + cost a half-precision fma of
+ * (D / 2^(shift/2))^2 gives the same integer. */
+enum {
+    KD_SEARCH_CAP = 1023,
+    KD_SEARCH_LOWER = 16 /* after so many positions of a pass the least cost is subtracted */
+};
+
+struct kd_search_grid {
+    int grid, shift;
+    float low, high; /* targets are clamped to the range of the codebook */
+};
+
+KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, enum kd_codebook cb)
+{
+    /* The unit of cost follows the error a rate leaves: 2^(shift - 2 grid). */
+    unsigned k = (kd_rate_to16(r) + 7u) / 16u;
+    struct kd_search_grid g;
+    g.grid = k <= 3 ? 7 : k <= 5 ? 8 : (int)k + 3;
+    g.shift = k <= 2 ? 8 : k <= 4 ? 6 : 4;
+    g.high = cb == KD_CB_MUL1 ? 3.34765625f : 3.94921875f;
+    g.low = cb == KD_CB_MUL1 ? -3.453125f : -3.94921875f;
+    return g;
+}
+
+/* x times 2^grid to the nearest integer, halves up; the product is exact. */
+KD_HD static inline int kd_search_round(struct kd_search_grid g, float x)
+{
+    return (int)floorf(x * (float)(1 << g.grid) + 0.5f);
+}
+
+KD_HD static inline int kd_search_value(struct kd_search_grid g, uint16_t f16)
+{
+    return kd_search_round(g, kd_f16_f32(f16));
+}
+
+/* NaN counts as the low end. */
+KD_HD static inline int kd_search_target(struct kd_search_grid g, float w)
+{
+    return kd_search_round(g, w > g.low ? w < g.high ? w : g.high : g.low);
+}
+
+KD_HD static inline int kd_search_add(struct kd_search_grid g, int cost, int d)
+{
+    int c = cost + ((d * d + (1 << (g.shift - 1))) >> g.shift);
+    return c < KD_SEARCH_CAP ? c : KD_SEARCH_CAP;
+}
+
 #endif
