@@ -14,7 +14,7 @@ target_compile_options(kd_flags INTERFACE
   -ffp-contract=off -fno-math-errno -fno-common -fno-strict-aliasing -fvisibility=hidden
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion -Wstrict-prototypes
   -Wmissing-prototypes -Wold-style-definition -Wvla -Wundef -Wpointer-arith -Wcast-qual -Wwrite-strings
-  -Wformat=2 -Wno-format-nonliteral -Wswitch-enum -Wimplicit-fallthrough)
+  -Wformat=2 -Wno-format-nonliteral -Wno-missing-field-initializers -Wswitch-enum -Wimplicit-fallthrough)
 if(CMAKE_C_COMPILER_ID STREQUAL GNU)
   target_compile_options(kd_flags INTERFACE -Wlogical-op -Wduplicated-cond -Wduplicated-branches -Wno-psabi)
 endif()

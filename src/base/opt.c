@@ -201,6 +201,10 @@ void kd_opt_man(struct kd_buf *out, const struct kd_cmd *cmd)
     escaped(out, cmd->summary);
     kd_buf_printf(out, "\n\n# SYNOPSIS\n\n*kondense %s* [options] ", cmd->name);
     escaped(out, cmd->args);
+    if (cmd->details) {
+        kd_buf_str(out, "\n\n# DESCRIPTION\n\n");
+        escaped(out, cmd->details);
+    }
     kd_buf_str(out, "\n\n# OPTIONS\n\n");
     for (const struct kd_opt *o = cmd->opts; o && o->name; o++) {
         kd_buf_char(out, '*');

@@ -49,6 +49,7 @@ struct kd_cmd {
     int args_min, args_max; /* number of positional arguments */
     /* argv holds the positional arguments. Returns 0 or -1 with err filled. */
     int (*run)(int argc, const char **argv, struct kd_err *err);
+    const char *details; /* paragraphs for the man page (JSON keys, rules), or NULL */
 };
 
 /* Parses argv[1..] into the table's variables. Positional arguments go to args (at most
