@@ -1,0 +1,165 @@
+/* L of the block LDL in the basis of the codes, and LDLQ over the tiles (EXL3 4.3 and 4.5). */
+#include "codec/exl3_work.h"
+
+#include "base/mem.h"
+#include "codec/exl3_pack.h"
+#include "la/la.h"
+
+#include <string.h>
+
+enum { TRIES_MAX = 11 };
+
+struct square_job {
+    struct kd_exl3_work *q;
+    const float *side; /* what H is multiplied with on both sides */
+    double *sums;
+};
+
+static void scale_item(void *ctx, int64_t i, int worker)
+{
+    (void)worker;
+    const struct square_job *j = ctx;
+    const struct kd_hess *h = j->q->h;
+    int64_t k = h->k;
+    /* The mean diagonal is brought near 1, so that nothing leaves fp32's range. */
+    float si = j->side[i] / (float)(j->q->mean_diag * (double)h->rows);
+    for (int64_t c = 0; c < k; c++)
+        j->q->l[i * k + c] = si * h->h[i * k + c] * j->side[c];
+}
+
+/* The factors beside H: signs, or all of su brought near 1 by a power of two's reach (L does not
+ * depend on a common factor). */
+static void side_factors(const struct kd_exl3_work *q, float *side)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < q->k; i++)
+        sum += (double)q->su[i] * (double)q->su[i];
+    double unit = sum > 0.0 ? 1.0 / kd_exl3_pow32(sum / (double)q->k, 16) : 0.0;
+    for (int64_t i = 0; i < q->k; i++)
+        side[i] = q->spec->recipe.matched ? (float)((double)q->su[i] * unit) : q->su[i] < 0.0f ? -1.0f : 1.0f;
+}
+
+static double mean_diagonal(const float *l, int64_t k)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < k; i++)
+        sum += (double)l[i * k + i];
+    return sum / (double)k;
+}
+
+int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err)
+{
+    struct square_job j = {.q = q};
+    float *side;
+    if (kd_mem_new(&side, q->k, sizeof *side, "scales", err))
+        return -1;
+    side_factors(q, side);
+    j.side = side;
+    double damping = (double)q->spec->recipe.damping, step = 2.0 * (damping > 0.025 ? damping : 0.025);
+    int rc = -1;
+    for (*tries = 1; rc && *tries <= TRIES_MAX; ++*tries, damping += step) {
+        kd_pool_run(q->run->pool, q->k, scale_item, &j);
+        kd_exl3_hadamard_2d(q->run, q->l, q->k, q->k);
+        float add = (float)(damping * mean_diagonal(q->l, q->k));
+        for (int64_t i = 0; i < q->k; i++)
+            q->l[i * q->k + i] += add;
+        rc = kd_la_cholesky(q->run, q->l, q->k, NULL);
+    }
+    *tries = rc ? 0 : *tries - 1;
+    if (!rc)
+        kd_la_block_ldl(q->run, q->l, q->k);
+    kd_mem_free(side);
+    return 0;
+}
+
+double kd_exl3_drift(const struct kd_exl3_work *q)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < q->k; i++) {
+        double row = 0.0;
+        for (int64_t c = 0; c < i / KD_TILE * KD_TILE; c++)
+            row += (double)q->l[i * q->k + c] * (double)q->l[i * q->k + c];
+        sum += row;
+    }
+    /* Each error has the rate's share of the target's variance; half at most, far from any real case. */
+    double fed = kd_exl3_unit_mse(q->spec->rate) * sum / (double)q->k;
+    return 1.0 / (1.0 - (fed < 0.5 ? fed : 0.5));
+}
+
+void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
+                    uint16_t *states)
+{
+    q->run->kern->trellis_search(targets, tiles, q->spec->rate, q->spec->cb, q->spec->recipe.seam, states,
+                                 q->search_scratch[worker]);
+}
+
+/* One row of tiles, row..row+16, in a span that ends at row `end`. */
+struct ldlq_job {
+    struct kd_exl3_work *q;
+    bool feedback;
+    int64_t row, span, end;
+    float *e;     /* [128][n] errors of the span */
+    double *part; /* squared error of each item */
+};
+
+static void group_item(void *ctx, int64_t item, int worker)
+{
+    const struct ldlq_job *j = ctx;
+    struct kd_exl3_work *q = j->q;
+    int64_t n = q->n, c0 = item * KD_EXL3_GROUP * KD_TILE, below = j->row + KD_TILE;
+    int64_t tiles = (n - c0) / KD_TILE < KD_EXL3_GROUP ? (n - c0) / KD_TILE : KD_EXL3_GROUP;
+    float *t = q->t + j->row * n + c0, *e = j->e + (j->row - j->span) * n + c0;
+    const float *r = q->r + j->row * n + c0;
+    if (j->feedback && below < j->end)
+        q->run->kern->gemm_tn(q->l + below * q->k + j->row, q->k, j->e + (below - j->span) * n + c0, n,
+                              j->end - below, KD_TILE, tiles * KD_TILE, t, n);
+    float *target = q->targets + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
+    uint16_t *states = q->states + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
+    for (int64_t i = 0; i < tiles; i++)
+        for (unsigned p = 0; p < KD_TILE_WEIGHTS; p++)
+            target[i * KD_TILE_WEIGHTS + p] = t[kd_tile_row(p) * n + i * KD_TILE + kd_tile_col(p)];
+    kd_exl3_search(q, worker, target, tiles, states);
+    double sum = 0.0;
+    size_t tile_bytes = kd_rate_tile_bytes(q->spec->rate);
+    uint8_t *codes = q->codes + (size_t)(j->row / KD_TILE * (n / KD_TILE) + c0 / KD_TILE) * tile_bytes;
+    for (int64_t i = 0; i < tiles; i++) {
+        const uint16_t *s = states + i * KD_TILE_WEIGHTS;
+        for (unsigned p = 0; p < KD_TILE_WEIGHTS; p++) {
+            int64_t at = kd_tile_row(p) * n + i * KD_TILE + kd_tile_col(p);
+            float v = kd_f16_f32(kd_codebook_f16(q->spec->cb, s[p]));
+            double d = (double)t[at] - (double)v;
+            sum += d * d;
+            e[at] = r[at] - v;
+            t[at] = v;
+        }
+        kd_exl3_pack(s, q->spec->rate, codes + (size_t)i * tile_bytes);
+    }
+    j->part[item] = sum;
+}
+
+int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_err *err)
+{
+    int64_t n = q->n, items = (n / KD_TILE + KD_EXL3_GROUP - 1) / KD_EXL3_GROUP;
+    struct ldlq_job j = {.q = q, .feedback = feedback};
+    int rc = -1;
+    if (kd_mem_new(&j.e, KD_LDLQ_SPAN * n, sizeof *j.e, "LDLQ errors", err) ||
+        kd_mem_new(&j.part, items, sizeof *j.part, "LDLQ errors", err))
+        goto out;
+    double sum = 0.0;
+    for (j.end = q->k; j.end > 0; j.end = j.span) {
+        j.span = j.end - KD_LDLQ_SPAN;
+        for (j.row = j.end - KD_TILE; j.row >= j.span; j.row -= KD_TILE) {
+            kd_pool_run(q->run->pool, items, group_item, &j);
+            for (int64_t i = 0; i < items; i++)
+                sum += j.part[i];
+        }
+        if (feedback)
+            kd_la_gemm_tn(q->run, q->l + j.span * q->k, q->k, j.e, n, j.end - j.span, j.span, n, q->t, n);
+    }
+    *mse = sum / (double)(q->k * n);
+    rc = 0;
+out:
+    kd_mem_free(j.e);
+    kd_mem_free(j.part);
+    return rc;
+}

@@ -1,0 +1,193 @@
+/* The one factor between unit-variance rotated weights and the codebook (EXL3 4.7, Decision 7). */
+#include "codec/exl3_work.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+enum { POINTS_MAX = 10, SMALL_TILES = 1024, SMALL_SAMPLES = 16 };
+
+/* Of mul1 on N(0,1), K = 1..8 (5.2). */
+static const double scale_of_k[] = {1.12, 1.00, 0.96, 0.92, 0.88, 0.88, 0.84, 0.80};
+static const double mse_of_k[] = {0.2721, 0.0684, 0.01736, 0.004434, 0.00114, 0.000296, 0.000079, 0.000021};
+static const double other_books = 1.24371088; /* standard deviation of 3INST and MCG */
+
+static double between(const double table[8], struct kd_rate rate)
+{
+    unsigned n = kd_rate_to16(rate), k = n / 16;
+    double low = table[k - 1], high = table[k < 8 ? k : 7];
+    return low + (high - low) * (double)(n % 16) / 16.0;
+}
+
+double kd_exl3_unit_scale(struct kd_rate rate, enum kd_codebook cb)
+{
+    return between(scale_of_k, rate) * (cb == KD_CB_MUL1 ? 1.0 : other_books);
+}
+
+double kd_exl3_unit_mse(struct kd_rate rate)
+{
+    return between(mse_of_k, rate);
+}
+
+struct scale_job {
+    const struct kd_exl3_work *q;
+    const float *samples; /* tiles in ring order */
+    int64_t tiles, stride; /* every stride-th of them */
+    int64_t groups;
+    double scale[POINTS_MAX];
+    double *part; /* [point][group] */
+};
+
+static void scale_item(void *ctx, int64_t item, int worker)
+{
+    const struct scale_job *j = ctx;
+    const struct kd_exl3_work *q = j->q;
+    double scale = j->scale[item / j->groups], sum = 0.0;
+    int64_t first = item % j->groups * KD_EXL3_GROUP, used = 0;
+    float *target = q->targets + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
+    uint16_t *states = q->states + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
+    for (; used < KD_EXL3_GROUP && (first + used) * j->stride < j->tiles; used++)
+        for (int64_t p = 0; p < KD_TILE_WEIGHTS; p++)
+            target[used * KD_TILE_WEIGHTS + p] =
+                (float)((double)j->samples[(first + used) * j->stride * KD_TILE_WEIGHTS + p] * scale);
+    kd_exl3_search(q, worker, target, used, states);
+    for (int64_t p = 0; p < used * KD_TILE_WEIGHTS; p++) {
+        double d = (double)kd_f16_f32(kd_codebook_f16(q->spec->cb, states[p])) - (double)target[p];
+        sum += d * d / (scale * scale);
+    }
+    j->part[item] = sum;
+}
+
+/* Mean squared error of each point, in units of the samples. */
+static void try_points(struct scale_job *j, int points, double mse[POINTS_MAX])
+{
+    int64_t tiles = (j->tiles + j->stride - 1) / j->stride;
+    j->groups = (tiles + KD_EXL3_GROUP - 1) / KD_EXL3_GROUP;
+    kd_pool_run(j->q->run->pool, points * j->groups, scale_item, j);
+    for (int i = 0; i < points; i++) {
+        mse[i] = 0.0;
+        for (int64_t g = 0; g < j->groups; g++)
+            mse[i] += j->part[i * j->groups + g];
+    }
+}
+
+/* Points around `centre`, then the parabola through the best of them and its neighbours. */
+static double best_of(struct scale_job *j, double centre, double step, int points)
+{
+    double mse[POINTS_MAX];
+    int at = 0;
+    for (int i = 0; i < points; i++) {
+        double s = centre + step * (double)(i - points / 2);
+        j->scale[i] = s < 0.01 ? 0.01 : s;
+    }
+    try_points(j, points, mse);
+    for (int i = 1; i < points; i++)
+        if (mse[i] < mse[at])
+            at = i;
+    double best = j->scale[at];
+    if (at > 0 && at + 1 < points) {
+        double bend = mse[at - 1] - 2.0 * mse[at] + mse[at + 1];
+        double offset = bend > 0.0 ? 0.5 * (mse[at - 1] - mse[at + 1]) / bend : 0.0;
+        offset = offset < -0.5 ? -0.5 : offset > 0.5 ? 0.5 : offset;
+        best += offset * step;
+    }
+    return best < 0.01 ? 0.01 : best;
+}
+
+static void take_tile(const struct kd_exl3_work *q, int64_t tk, int64_t tn, double drift, float *out)
+{
+    const float *t = q->t + tk * KD_TILE * q->n + tn * KD_TILE;
+    for (unsigned p = 0; p < KD_TILE_WEIGHTS; p++)
+        out[p] = (float)((double)t[kd_tile_row(p) * q->n + kd_tile_col(p)] * drift);
+}
+
+/* Tiles in order of energy (largest or smallest first), ties by position: the `want` best by insertion. */
+static void extremes(const double *energy, int64_t tiles, int64_t want, bool largest, int64_t *out)
+{
+    int64_t have = 0;
+    for (int64_t i = 0; i < tiles; i++) {
+        int64_t at = have;
+        while (at > 0 && (largest ? energy[i] > energy[out[at - 1]] : energy[i] < energy[out[at - 1]]))
+            at--;
+        if (at >= want)
+            continue;
+        if (have < want)
+            have++;
+        memmove(out + at + 1, out + at, (size_t)(have - 1 - at) * sizeof *out);
+        out[at] = i;
+    }
+}
+
+static void tile_energy(const struct kd_exl3_work *q, double *energy)
+{
+    for (int64_t tk = 0; tk < q->k / KD_TILE; tk++)
+        for (int64_t r = 0; r < KD_TILE; r++)
+            for (int64_t c = 0; c < q->n; c++) {
+                double v = (double)q->t[(tk * KD_TILE + r) * q->n + c];
+                double *e = energy + tk * (q->n / KD_TILE) + c / KD_TILE;
+                *e = r || c % KD_TILE ? *e + v * v : v * v;
+            }
+}
+
+/* The sample of 4.7: a wrapped diagonal three tiles wide, and the loudest and quietest tiles. Returns
+ * how many tile numbers it left in pick. */
+static int64_t full_sample(const struct kd_exl3_work *q, double *energy, int64_t *pick)
+{
+    int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE, longer = tk > tn ? tk : tn, count = 0;
+    for (int64_t i = 0; i < longer; i++)
+        for (int64_t d = 0; d < 3; d++)
+            pick[count++] = i % tk * tn + (i + d) % tn;
+    int64_t want = 3 * longer / 16 > 8 ? 3 * longer / 16 : 8;
+    want = want < tk * tn / 2 ? want : tk * tn / 2;
+    tile_energy(q, energy);
+    extremes(energy, tk * tn, want, true, pick + count);
+    extremes(energy, tk * tn, want, false, pick + count + want);
+    return count + 2 * want;
+}
+
+/* A few tiles spread over rows and columns. */
+static int64_t small_sample(const struct kd_exl3_work *q, int64_t *pick)
+{
+    int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE;
+    int64_t count = tk * tn < SMALL_SAMPLES ? tk * tn : SMALL_SAMPLES;
+    for (int64_t i = 0; i < count; i++)
+        pick[i] = i * tk / count * tn + (5 * i) % tn;
+    return count;
+}
+
+int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, struct kd_err *err)
+{
+    int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE, longer = tk > tn ? tk : tn;
+    bool full = q->spec->recipe.full_scale_search || tk * tn >= SMALL_TILES;
+    int64_t most = full ? 4 * longer + 32 : SMALL_SAMPLES, *pick = NULL;
+    struct scale_job j = {.q = q, .stride = 1};
+    double *energy = NULL, book = q->spec->cb == KD_CB_MUL1 ? 1.0 : other_books;
+    float *samples = NULL;
+    int rc = -1;
+    if (kd_mem_new(&pick, most, sizeof *pick, "scale search", err) ||
+        kd_mem_new(&energy, full ? tk * tn : 0, sizeof *energy, "scale search", err) ||
+        kd_mem_new(&samples, most, KD_TILE_WEIGHTS * sizeof *samples, "scale search", err) ||
+        kd_mem_new(&j.part, POINTS_MAX * most, sizeof *j.part, "scale search", err))
+        goto out;
+    j.tiles = full ? full_sample(q, energy, pick) : small_sample(q, pick);
+    for (int64_t i = 0; i < j.tiles; i++)
+        take_tile(q, pick[i] / tn, pick[i] % tn, drift, samples + i * KD_TILE_WEIGHTS);
+    j.samples = samples;
+    if (full) {
+        /* 0.1 to 1.9 in units of 4.7, whose rows have the standard deviation of 3INST. */
+        j.stride = 3;
+        double coarse = best_of(&j, 1.1 * other_books, 0.2 * other_books, 10);
+        j.stride = 1;
+        *scale = best_of(&j, coarse, 0.075 * other_books, 5);
+    } else {
+        double start = kd_exl3_unit_scale(q->spec->rate, q->spec->cb) / drift;
+        *scale = best_of(&j, start, 0.06 * book, 3);
+    }
+    rc = 0;
+out:
+    kd_mem_free(pick);
+    kd_mem_free(energy);
+    kd_mem_free(samples);
+    kd_mem_free(j.part);
+    return rc;
+}
