@@ -1,0 +1,292 @@
+/* Gated latent attention in its absorbed form: the cache holds one latent and one pe row a token, each
+ * head's query is taken into the latent space, attention runs over the cache, and each head's value
+ * rows bring the result back (k3-model 3.5). Blocks of the context lie at absolute multiples of 64, so
+ * a token's bits do not depend on the tokens it is fed with. */
+#include "base/mem.h"
+#include "model/k3_int.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    TILE = 32,   /* queries (tokens x heads) of one item of work */
+    ROWS = 16    /* rows of kv_b decoded at a time */
+};
+
+struct item {
+    const struct kd_k3_seg *seg;
+    int64_t t0, tn, h0, hn; /* tokens of the segment, heads */
+};
+
+struct mla_job {
+    const struct kd_kern *kern;
+    const struct kd_k3_cfg *c;
+    const struct kd_k3_layer *L;
+    const float *q;    /* [T][heads * (nope + rope)] */
+    const float *gate; /* [T][heads * v] */
+    float *y;
+    const struct item *items;
+    float *mem;
+    int64_t mem_each;
+    atomic_int failed;
+};
+
+/* Query rows are head-major: row = (head - h0) * tn + token. */
+struct tile {
+    int64_t rows, width; /* width = kv_lora + rope */
+    float *q;            /* [rows][width] */
+    float *acc;          /* [rows][kv_lora] */
+    float *sc;           /* [CTX_BLOCK][rows] */
+    float *max, *sum, *fix; /* [rows] */
+    float *qt;           /* [nope][tn] */
+    float *u;            /* [ROWS][kv_lora] */
+};
+
+static int64_t tile_floats(const struct kd_k3_cfg *c)
+{
+    return TILE * (2 * c->kv_lora + c->rope + KD_K3_CTX_BLOCK + 3 + c->nope) + ROWS * c->kv_lora;
+}
+
+static struct tile tile_of(const struct mla_job *j, const struct item *it, int worker)
+{
+    const struct kd_k3_cfg *c = j->c;
+    struct tile t = {.rows = it->tn * it->hn, .width = c->kv_lora + c->rope};
+    t.q = j->mem + worker * j->mem_each;
+    t.acc = t.q + TILE * t.width;
+    t.sc = t.acc + TILE * c->kv_lora;
+    t.max = t.sc + TILE * KD_K3_CTX_BLOCK;
+    t.sum = t.max + TILE;
+    t.fix = t.sum + TILE;
+    t.qt = t.fix + TILE;
+    t.u = t.qt + TILE * c->nope;
+    return t;
+}
+
+/* The latent query of each head: U_k^T q_nope (an fma chain over ascending rows of U_k), then q_pe. */
+static int absorb(const struct mla_job *j, const struct item *it, struct tile *t)
+{
+    const struct kd_k3_cfg *c = j->c;
+    struct kd_run alone = {.kern = j->kern};
+    int64_t qd = c->nope + c->rope, ld = j->L->heads * qd, tn = it->tn;
+    for (int64_t hh = 0; hh < it->hn; hh++) {
+        int64_t h = it->h0 + hh;
+        float *out = t->q + hh * tn * t->width;
+        for (int64_t i = 0; i < tn; i++) {
+            const float *q = j->q + (it->seg->first + it->t0 + i) * ld + h * qd;
+            for (int64_t d = 0; d < c->nope; d++)
+                t->qt[d * tn + i] = q[d];
+            memset(out + i * t->width, 0, (size_t)c->kv_lora * sizeof *out);
+            memcpy(out + i * t->width + c->kv_lora, q + c->nope, (size_t)c->rope * sizeof *out);
+        }
+        for (int64_t d = 0; d < c->nope; d += ROWS) {
+            int64_t n = c->nope - d < ROWS ? c->nope - d : ROWS;
+            for (int64_t i = 0; i < n; i++) {
+                struct kd_err err;
+                if (kd_mat_row(&alone, &j->L->kv_b, h * (c->nope + c->v_dim) + d + i,
+                               t->u + i * c->kv_lora, &err))
+                    return -1;
+            }
+            j->kern->gemm_tn(t->qt + d * tn, tn, t->u, c->kv_lora, n, tn, c->kv_lora, out, t->width);
+        }
+    }
+    return 0;
+}
+
+/* Scores of one block to weights relative to the new maxima; sums and accumulators follow. */
+static void block_weights(const struct mla_job *j, const struct item *it, struct tile *t, int64_t s0,
+                          int64_t n, float scale)
+{
+    int64_t rows = t->rows, first = it->seg->state->pos + it->t0;
+    memcpy(t->fix, t->max, (size_t)rows * sizeof *t->fix);
+    for (int64_t s = 0; s < n; s++) {
+        float *sc = t->sc + s * rows;
+        for (int64_t i = 0; i < rows; i++)
+            sc[i] *= scale;
+        for (int64_t i = 0; s0 + s > first && i < rows; i++)
+            if (s0 + s > first + i % it->tn) /* row i sees positions up to its own */
+                sc[i] = -INFINITY;
+        for (int64_t i = 0; i < rows; i++)
+            t->max[i] = sc[i] > t->max[i] ? sc[i] : t->max[i];
+    }
+    for (int64_t i = 0; i < rows; i++)
+        t->fix[i] = s0 ? t->fix[i] - t->max[i] : 0.0f;
+    j->kern->exp(t->fix, t->fix, rows);
+    for (int64_t s = 0; s < n; s++)
+        for (int64_t i = 0; i < rows; i++) {
+            float *sc = t->sc + s * rows + i;
+            *sc = *sc == -INFINITY ? -200.0f : *sc - t->max[i]; /* exp gives exactly 0 there */
+        }
+    j->kern->exp(t->sc, t->sc, n * rows);
+    for (int64_t i = 0; i < rows; i++)
+        t->sum[i] *= t->fix[i];
+    for (int64_t s = 0; s < n; s++)
+        for (int64_t i = 0; i < rows; i++)
+            t->sum[i] += t->sc[s * rows + i];
+    for (int64_t i = 0; i < rows; i++) {
+        float f = t->fix[i], *acc = t->acc + i * j->c->kv_lora;
+        for (int64_t d = 0; f != 1.0f && d < j->c->kv_lora; d++)
+            acc[d] *= f;
+    }
+}
+
+static void attend(const struct mla_job *j, const struct item *it, struct tile *t)
+{
+    const struct kd_k3_cfg *c = j->c;
+    const struct kd_k3_state *st = it->seg->state;
+    int64_t end = st->pos + it->t0 + it->tn;
+    float scale = 1.0f / sqrtf((float)(c->nope + c->rope));
+    memset(t->acc, 0, (size_t)(t->rows * c->kv_lora) * sizeof *t->acc);
+    memset(t->sum, 0, (size_t)t->rows * sizeof *t->sum);
+    for (int64_t i = 0; i < t->rows; i++)
+        t->max[i] = -INFINITY;
+    for (int64_t s0 = 0; s0 < end; s0 += KD_K3_CTX_BLOCK) {
+        int64_t n = end - s0 < KD_K3_CTX_BLOCK ? end - s0 : KD_K3_CTX_BLOCK;
+        const float *ctx = st->cache + s0 * t->width;
+        j->kern->mm_f32(t->q, t->width, t->rows, t->width, ctx, t->width, n, t->sc, t->rows);
+        block_weights(j, it, t, s0, n, scale);
+        j->kern->gemm_tn(t->sc, t->rows, ctx, t->width, n, t->rows, c->kv_lora, t->acc, c->kv_lora);
+    }
+    for (int64_t i = 0; i < t->rows; i++)
+        for (int64_t d = 0; d < c->kv_lora; d++)
+            t->acc[i * c->kv_lora + d] /= t->sum[i];
+}
+
+/* Back from the latent space, and the gate. */
+static int bring_back(const struct mla_job *j, const struct item *it, struct tile *t)
+{
+    const struct kd_k3_cfg *c = j->c;
+    struct kd_run alone = {.kern = j->kern};
+    int64_t ld = j->L->heads * c->v_dim;
+    for (int64_t hh = 0; hh < it->hn; hh++) {
+        int64_t h = it->h0 + hh, r0 = h * (c->nope + c->v_dim) + c->nope;
+        int64_t at = (it->seg->first + it->t0) * ld + h * c->v_dim;
+        struct kd_mat uv;
+        struct kd_err err;
+        if (kd_mat_slice(&j->L->kv_b, r0, r0 + c->v_dim, 0, c->kv_lora, &uv, &err) ||
+            kd_mat_mul(&alone, &uv, t->acc + hh * it->tn * c->kv_lora, c->kv_lora, it->tn, j->y + at, ld,
+                       &err))
+            return -1;
+        for (int64_t i = 0; i < it->tn; i++)
+            for (int64_t d = 0; d < c->v_dim; d += KD_K3_CTX_BLOCK) {
+                float g[KD_K3_CTX_BLOCK], *y = j->y + at + i * ld + d;
+                int64_t n = c->v_dim - d < KD_K3_CTX_BLOCK ? c->v_dim - d : KD_K3_CTX_BLOCK;
+                j->kern->sigmoid(j->gate + at + i * ld + d, g, n);
+                for (int64_t e = 0; e < n; e++)
+                    y[e] *= g[e];
+            }
+    }
+    return 0;
+}
+
+static void run_item(void *ctx, int64_t i, int worker)
+{
+    struct mla_job *j = ctx;
+    const struct item *it = &j->items[i];
+    struct tile t = tile_of(j, it, worker);
+    if (absorb(j, it, &t)) {
+        atomic_store(&j->failed, 1);
+        return;
+    }
+    attend(j, it, &t);
+    if (bring_back(j, it, &t))
+        atomic_store(&j->failed, 1);
+}
+
+/* Cuts segments into items: at most TILE queries each, and enough items for all threads. The cut
+ * changes no bits. items may be NULL to count. */
+static int64_t cut_items(const struct kd_k3_seg *segs, int64_t seg_count, int64_t heads, int64_t group,
+                         struct item *items)
+{
+    int64_t n = 0;
+    for (int64_t s = 0; s < seg_count; s++)
+        for (int64_t t0 = 0; t0 < segs[s].count; t0 += TILE) {
+            int64_t tn = segs[s].count - t0 < TILE ? segs[s].count - t0 : TILE;
+            int64_t step = TILE / tn < group ? TILE / tn : group;
+            for (int64_t h = 0; h < heads; h += step, n++)
+                if (items)
+                    items[n] = (struct item){.seg = &segs[s], .t0 = t0, .tn = tn, .h0 = h,
+                                             .hn = heads - h < step ? heads - h : step};
+        }
+    return n;
+}
+
+static int attention(const struct kd_run *r, struct mla_job *j, const struct kd_k3_seg *segs,
+                     int64_t seg_count, struct kd_err *err)
+{
+    int64_t threads = kd_pool_threads(r->pool), group = TILE, count;
+    while ((count = cut_items(segs, seg_count, j->L->heads, group, NULL)) < threads && group > 1)
+        group /= 2;
+    struct item *items;
+    j->mem_each = tile_floats(j->c);
+    if (kd_mem_new(&items, count, sizeof *items, "attention items", err))
+        return -1;
+    if (kd_mem_new(&j->mem, threads * j->mem_each, sizeof(float), "attention scratch", err)) {
+        kd_mem_free(items);
+        return -1;
+    }
+    cut_items(segs, seg_count, j->L->heads, group, items);
+    j->items = items;
+    kd_pool_run(r->pool, count, run_item, j);
+    kd_mem_free(items);
+    kd_mem_free(j->mem);
+    if (atomic_load(&j->failed))
+        return kd_fail(err, KD_ENOTSUP,
+                       "layer %lld: kv_b_proj cannot be used row by row as it is stored",
+                       (long long)j->L->index);
+    return 0;
+}
+
+/* New cache rows: normed latent, then pe as it is. */
+static int extend_cache(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                        const float *kv, const struct kd_k3_seg *segs, int64_t seg_count,
+                        struct kd_err *err)
+{
+    int64_t w = c->kv_lora + c->rope;
+    for (int64_t s = 0; s < seg_count; s++) {
+        struct kd_k3_state *st = segs[s].state;
+        if (kd_k3_state_reserve(st, st->pos + segs[s].count, w, err))
+            return -1;
+        for (int64_t t = 0; t < segs[s].count; t++) {
+            const float *from = kv + (segs[s].first + t) * w;
+            float *to = st->cache + (st->pos + t) * w;
+            r->kern->rmsnorm(from, L->kv_a_norm, c->eps_latent, c->kv_lora, to);
+            memcpy(to + c->kv_lora, from + c->kv_lora, (size_t)c->rope * sizeof *to);
+        }
+    }
+    return 0;
+}
+
+int kd_k3_q_latent(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                   const float *x, int64_t T, float *cq, struct kd_err *err)
+{
+    if (kd_mat_mul(r, &L->q_a, x, c->hidden, T, cq, c->q_lora, err))
+        return -1;
+    for (int64_t t = 0; t < T; t++)
+        r->kern->rmsnorm(cq + t * c->q_lora, L->q_a_norm, c->eps_latent, c->q_lora, cq + t * c->q_lora);
+    return 0;
+}
+
+int kd_k3_mla_core(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                   const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count, float *y,
+                   struct kd_err *err)
+{
+    int64_t qw = L->heads * (c->nope + c->rope), vw = L->heads * c->v_dim, w = c->kv_lora + c->rope;
+    float *buf;
+    if (kd_mem_new(&buf, T * (c->q_lora + qw + vw + w), sizeof *buf, "attention inputs", err))
+        return -1;
+    float *cq = buf, *q = cq + T * c->q_lora, *gate = q + T * qw, *kv = gate + T * vw;
+    const struct kd_mat_job jobs[] = {{&L->q_b, cq, c->q_lora, T, q, qw},
+                                      {&L->g, x, c->hidden, T, gate, vw},
+                                      {&L->kv_a, x, c->hidden, T, kv, w}};
+    struct mla_job j = {.kern = r->kern, .c = c, .L = L, .q = q, .gate = gate, .y = y};
+    int rc = kd_k3_q_latent(r, c, L, x, T, cq, err) || kd_mat_mul_many(r, jobs, 3, err) ||
+                     extend_cache(r, c, L, kv, segs, seg_count, err) ||
+                     attention(r, &j, segs, seg_count, err)
+                 ? -1
+                 : 0;
+    for (int64_t s = 0; !rc && s < seg_count; s++)
+        segs[s].state->pos += segs[s].count;
+    kd_mem_free(buf);
+    return rc;
+}

@@ -1,0 +1,277 @@
+#include "base/mem.h"
+#include "model/k3_int.h"
+
+#include <string.h>
+
+struct kd_k3_model {
+    struct kd_ckpt *ck;
+    struct kd_k3_cfg cfg;
+    struct kd_run run;
+    struct kd_comm *comm;
+    struct kd_k3_layer *layers;
+    struct kd_k3_ends ends;
+    struct kd_store *store;
+};
+
+struct kd_k3_seq {
+    int64_t layers, pos;
+    struct kd_k3_state state[]; /* [layers] */
+};
+
+static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3_open *o,
+                      struct kd_err *err)
+{
+    if (kd_ckpt_open(&m->ck, dir, false, err) ||
+        kd_k3_cfg_parse(&m->cfg, kd_ckpt_config(m->ck), NULL, err) ||
+        kd_k3_cfg_check(&m->cfg, kd_ckpt_config(m->ck), err))
+        return -1;
+    if (o && o->eps_latent > 0)
+        m->cfg.eps_latent = o->eps_latent;
+    const struct kd_k3_part *part = o ? &o->part : NULL;
+    if (kd_mem_zero(&m->layers, m->cfg.layers, sizeof *m->layers, "layers", err))
+        return -1;
+    for (int64_t l = 0; l < m->cfg.layers; l++)
+        if (kd_k3_layer_load(&m->layers[l], &m->cfg, m->ck, l, part, err))
+            return -1;
+    if (kd_k3_ends_load(&m->ends, &m->cfg, m->ck, err))
+        return -1;
+    return kd_k3_store_open(&m->store, &m->cfg, m->ck, part, err);
+}
+
+int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *run,
+               const struct kd_k3_open *o, struct kd_err *err)
+{
+    struct kd_k3_model *m;
+    *out = NULL;
+    if (o && o->part.ranks > 1 && (!o->comm || o->comm->ranks != o->part.ranks))
+        return kd_fail(err, KD_EINVAL, "a part of a model needs its group of %d ranks", o->part.ranks);
+    if (kd_mem_zero(&m, 1, sizeof *m, "model", err))
+        return -1;
+    m->run = *run;
+    m->comm = o ? o->comm : NULL;
+    if (open_parts(m, dir, o, err)) {
+        kd_k3_close(m);
+        return -1;
+    }
+    *out = m;
+    return 0;
+}
+
+void kd_k3_close(struct kd_k3_model *m)
+{
+    if (!m)
+        return;
+    for (int64_t l = 0; m->layers && l < m->cfg.layers; l++)
+        kd_k3_layer_release(&m->layers[l]);
+    kd_mem_free(m->layers);
+    kd_k3_ends_release(&m->ends);
+    kd_k3_store_close(m->store);
+    if (m->ck)
+        kd_ckpt_close(m->ck);
+    kd_mem_free(m);
+}
+
+const struct kd_k3_cfg *kd_k3_config(const struct kd_k3_model *m)
+{
+    return &m->cfg;
+}
+
+const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m)
+{
+    return m->ck;
+}
+
+int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct kd_err *err)
+{
+    struct kd_k3_seq *s;
+    *out = NULL;
+    if (kd_mem_zero(&s, (int64_t)sizeof *s + m->cfg.layers * (int64_t)sizeof s->state[0], 1, "sequence",
+                    err))
+        return -1;
+    s->layers = m->cfg.layers;
+    for (int64_t l = 0; l < s->layers; l++)
+        if (kd_k3_state_init(&s->state[l], &m->cfg, &m->layers[l], err)) {
+            kd_k3_seq_close(s);
+            return -1;
+        }
+    *out = s;
+    return 0;
+}
+
+void kd_k3_seq_close(struct kd_k3_seq *s)
+{
+    if (!s)
+        return;
+    for (int64_t l = 0; l < s->layers; l++)
+        kd_k3_state_release(&s->state[l]);
+    kd_mem_free(s);
+}
+
+int64_t kd_k3_seq_pos(const struct kd_k3_seq *s)
+{
+    return s->pos;
+}
+
+/* One pass: some tokens of some feeds, at most KD_K3_FORWARD_ROWS rows. */
+struct pass {
+    const struct kd_k3_feed *feeds;
+    const struct kd_k3_options *o;
+    int64_t feed_count;
+    int64_t *done;  /* [feeds] tokens fed so far */
+    int64_t *out;   /* [feeds] first row of each feed's logits */
+    int64_t *part;  /* [feeds] feed number of each segment */
+    struct kd_k3_seg *segs;
+    int64_t seg_count, rows;
+    int32_t *ids;   /* [rows] */
+    int32_t *topk;  /* [rows][topk] routing, for the trace */
+    float *weight;
+    float *h;       /* [rows][hidden] */
+    int64_t *place; /* [rows] logits row of each wanted row of h */
+};
+
+/* Chooses the tokens of the next pass. A feed that does not fit is cut at a multiple of the chunk, so
+ * the cut changes no bits. */
+static void next_pass(struct pass *p)
+{
+    p->seg_count = p->rows = 0;
+    for (int64_t f = 0; f < p->feed_count && p->rows < KD_K3_FORWARD_ROWS; f++) {
+        const struct kd_k3_feed *feed = &p->feeds[f];
+        int64_t take = feed->count - p->done[f], room = KD_K3_FORWARD_ROWS - p->rows;
+        if (take > room)
+            take = room - (feed->seq->pos + room) % KD_K3_CHUNK;
+        if (take <= 0)
+            continue;
+        p->segs[p->seg_count] = (struct kd_k3_seg){.first = p->rows, .count = take};
+        p->part[p->seg_count++] = f;
+        memcpy(p->ids + p->rows, feed->ids + p->done[f], (size_t)take * sizeof *p->ids);
+        p->rows += take;
+    }
+}
+
+static void trace(const struct pass *p, const struct kd_k3_model *m, int64_t layer)
+{
+    for (int64_t s = 0; s < p->seg_count; s++)
+        for (int64_t t = 0; t < p->segs[s].count; t++) {
+            int64_t row = p->segs[s].first + t;
+            p->o->trace(p->o->trace_ctx, layer, p->part[s], p->feeds[p->part[s]].seq->pos + t,
+                        p->topk + row * m->cfg.topk, p->weight + row * m->cfg.topk);
+        }
+}
+
+static int run_layers(struct kd_k3_model *m, struct pass *p, struct kd_k3_stream *st, struct kd_err *err)
+{
+    const struct kd_k3_options *o = p->o;
+    struct kd_k3_probe probe = {.ids = p->topk, .w = p->weight, .experts_used = o ? o->experts_used : 0};
+    for (int64_t l = 0; l < m->cfg.layers; l++) {
+        for (int64_t s = 0; s < p->seg_count; s++)
+            p->segs[s].state = &p->feeds[p->part[s]].seq->state[l];
+        if (kd_k3_layer_forward(&m->run, &m->cfg, &m->layers[l], m->store, m->comm, st, p->segs,
+                                p->seg_count, &probe, err))
+            return -1;
+        if (o && o->trace && m->layers[l].moe)
+            trace(p, m, l);
+        if (o && o->after_layer)
+            o->after_layer(o->after_ctx, l, st);
+    }
+    return 0;
+}
+
+/* Gathers the wanted rows of h to its front and says where their logits go. */
+static int64_t wanted(struct pass *p, int64_t hidden)
+{
+    int64_t n = 0;
+    for (int64_t s = 0; s < p->seg_count; s++) {
+        int64_t f = p->part[s], count = p->segs[s].count;
+        const struct kd_k3_feed *feed = &p->feeds[f];
+        for (int64_t t = 0; t < count; t++) {
+            int64_t at = p->done[f] + t;
+            if (!feed->want || (feed->want == 1 && at != feed->count - 1))
+                continue;
+            memmove(p->h + n * hidden, p->h + (p->segs[s].first + t) * hidden,
+                    (size_t)hidden * sizeof *p->h);
+            p->place[n++] = p->out[f] + (feed->want == 1 ? 0 : at);
+        }
+    }
+    return n;
+}
+
+static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_stream *st, float *logits,
+                 struct kd_err *err)
+{
+    int64_t hid = m->cfg.hidden, vocab = m->cfg.vocab;
+    if (kd_k3_final(&m->run, &m->cfg, &m->ends, st, p->h, err))
+        return -1;
+    int64_t n = wanted(p, hid);
+    for (int64_t i = 0, run; i < n; i += run) {
+        for (run = 1; i + run < n && p->place[i + run] == p->place[i] + run; run++)
+            ;
+        if (kd_mat_mul(&m->run, &m->ends.head, p->h + i * hid, hid, run, logits + p->place[i] * vocab,
+                       vocab, err))
+            return -1;
+    }
+    return 0;
+}
+
+static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)
+{
+    struct kd_k3_stream st;
+    if (kd_k3_stream_init(&st, &m->cfg, p->rows, err))
+        return -1;
+    int rc = kd_k3_embed(&m->run, &m->cfg, &m->ends, p->ids, p->rows, &st, err) ||
+                     run_layers(m, p, &st, err) || (logits && heads(m, p, &st, logits, err))
+                 ? -1
+                 : 0;
+    kd_k3_stream_release(&st);
+    for (int64_t s = 0; !rc && s < p->seg_count; s++) {
+        p->done[p->part[s]] += p->segs[s].count;
+        p->feeds[p->part[s]].seq->pos += p->segs[s].count;
+    }
+    return rc;
+}
+
+/* All of a pass's arrays in one block, widest types first. */
+static int pass_init(struct pass *p, const struct kd_k3_model *m, void **block, struct kd_err *err)
+{
+    int64_t n = p->feed_count, rows = KD_K3_FORWARD_ROWS, k = m->cfg.topk;
+    int64_t bytes = n * (int64_t)(3 * sizeof(int64_t) + sizeof(struct kd_k3_seg)) +
+                    rows * (int64_t)(sizeof(int64_t) + sizeof(int32_t)) +
+                    rows * (2 * k + m->cfg.hidden) * (int64_t)sizeof(float);
+    if (kd_mem_zero(block, bytes, 1, "forward pass", err))
+        return -1;
+    p->segs = *block;
+    p->done = (int64_t *)(void *)(p->segs + n);
+    p->out = p->done + n;
+    p->part = p->out + n;
+    p->place = p->part + n;
+    p->h = (float *)(void *)(p->place + rows);
+    p->weight = p->h + rows * m->cfg.hidden;
+    p->topk = (int32_t *)(void *)(p->weight + rows * k);
+    p->ids = p->topk + rows * k;
+    return 0;
+}
+
+int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t count,
+                  const struct kd_k3_options *o, float *logits, struct kd_err *err)
+{
+    struct pass p = {.feeds = feeds, .o = o, .feed_count = count};
+    void *block;
+    if (pass_init(&p, m, &block, err))
+        return -1;
+    int64_t rows = 0, left = 0;
+    int rc = 0;
+    for (int64_t f = 0; f < count; f++) {
+        p.out[f] = rows;
+        rows += feeds[f].want == 2 ? feeds[f].count : feeds[f].count ? feeds[f].want : 0;
+        left += feeds[f].count;
+        for (int64_t g = 0; g < f; g++)
+            if (feeds[g].seq == feeds[f].seq)
+                rc = kd_fail(err, KD_EINVAL, "one sequence is fed twice in a batch");
+    }
+    while (!rc && left) {
+        next_pass(&p);
+        rc = run_pass(m, &p, logits, err);
+        left -= p.rows;
+    }
+    kd_mem_free(block);
+    return rc;
+}

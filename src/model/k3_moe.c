@@ -1,0 +1,340 @@
+/* Router, routed experts in their latent space, and the gated MLPs (k3-model 3.3 and 3.6). */
+#include "base/assert.h"
+#include "base/mem.h"
+#include "model/k3_int.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    WAVE_ROWS = 1024, /* (token, expert) pairs worked on at a time */
+    ELEM_CUT = 4096   /* values of an elementwise piece */
+};
+
+struct situ_job {
+    const struct kd_kern *kern;
+    const float *g, *u;
+    float *out;
+    float beta, linear;
+    int64_t count;
+};
+
+static void situ_item(void *ctx, int64_t i, int worker)
+{
+    const struct situ_job *j = ctx;
+    (void)worker;
+    int64_t at = i * ELEM_CUT, n = j->count - at < ELEM_CUT ? j->count - at : ELEM_CUT;
+    j->kern->situ(j->g + at, j->u + at, j->beta, j->linear, j->out + at, n);
+}
+
+static void situ(const struct kd_run *r, const struct kd_k3_cfg *c, const float *g, const float *u,
+                 float *out, int64_t count)
+{
+    struct situ_job j = {.kern = r->kern, .g = g, .u = u, .out = out, .beta = c->situ_beta,
+                         .linear = c->situ_linear, .count = count};
+    kd_pool_run(r->pool, (count + ELEM_CUT - 1) / ELEM_CUT, situ_item, &j);
+}
+
+int kd_k3_mlp_inner(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_mat *gate,
+                    const struct kd_mat *up, const float *x, int64_t T, float *out, struct kd_err *err)
+{
+    int64_t w = gate->rows;
+    float *buf;
+    if (kd_mem_new(&buf, T * w, sizeof *buf, "MLP scratch", err))
+        return -1;
+    const struct kd_mat_job jobs[] = {{gate, x, c->hidden, T, out, w}, {up, x, c->hidden, T, buf, w}};
+    int rc = kd_mat_mul_many(r, jobs, 2, err);
+    if (!rc)
+        situ(r, c, out, buf, out, T * w);
+    kd_mem_free(buf);
+    return rc;
+}
+
+struct route_job {
+    const struct kd_kern *kern;
+    const struct kd_k3_cfg *c;
+    const float *bias;
+    float *score; /* in: logits, out: sigmoid scores; [T][experts] */
+    float *biased; /* [T][experts] */
+    int64_t used;
+    int32_t *ids;
+    float *w;
+};
+
+/* The `used` largest, descending, ties to the lower index; NaN counts as the smallest. */
+static void top(const float *v, int64_t n, int64_t used, int32_t *ids)
+{
+    int64_t have = 0;
+    for (int64_t e = 0; e < n; e++) {
+        float x = v[e];
+        if (have == used && !(x > v[ids[used - 1]]))
+            continue;
+        int64_t at = have < used ? have++ : used - 1;
+        for (; at > 0 && x > v[ids[at - 1]]; at--)
+            ids[at] = ids[at - 1];
+        ids[at] = (int32_t)e;
+    }
+}
+
+static void route_item(void *ctx, int64_t t, int worker)
+{
+    const struct route_job *j = ctx;
+    const struct kd_k3_cfg *c = j->c;
+    (void)worker;
+    float *s = j->score + t * c->experts, *b = j->biased + t * c->experts, *w = j->w + t * c->topk;
+    int32_t *ids = j->ids + t * c->topk;
+    j->kern->sigmoid(s, s, c->experts);
+    for (int64_t e = 0; e < c->experts; e++) {
+        b[e] = s[e] + j->bias[e];
+        if (b[e] != b[e])
+            b[e] = -INFINITY;
+    }
+    top(b, c->experts, j->used, ids);
+    float sum = 0.0f;
+    for (int64_t i = 0; i < j->used; i++)
+        sum += s[ids[i]];
+    for (int64_t i = 0; i < c->topk; i++) {
+        if (i >= j->used) {
+            ids[i] = -1;
+            w[i] = 0.0f;
+            continue;
+        }
+        w[i] = (c->renormalize ? s[ids[i]] / (sum + 1e-20f) : s[ids[i]]) * c->routed_scale;
+    }
+}
+
+int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w, float *score,
+                struct kd_err *err)
+{
+    if (experts_used < 0 || experts_used > c->topk)
+        return kd_fail(err, KD_EINVAL, "%lld experts a token: the model is made for up to %lld",
+                       (long long)experts_used, (long long)c->topk);
+    float *buf;
+    if (kd_mem_new(&buf, 2 * T * c->experts, sizeof *buf, "router scores", err))
+        return -1;
+    struct route_job j = {.kern = r->kern, .c = c, .bias = L->router_bias, .score = buf,
+                          .biased = score ? score : buf + T * c->experts,
+                          .used = experts_used ? experts_used : c->topk, .ids = ids, .w = w};
+    int rc = kd_mat_mul(r, &L->router, x, c->hidden, T, buf, c->experts, err);
+    if (!rc)
+        kd_pool_run(r->pool, T, route_item, &j);
+    kd_mem_free(buf);
+    return rc;
+}
+
+/* Tokens by expert: expert e has the pairs start[e]..start[e+1]-1, in token order. */
+struct groups {
+    int64_t *start; /* [experts + 1] */
+    int32_t *token; /* [pairs] */
+    int32_t *order; /* [T][topk]: slots of a token in ascending expert id; -1 ends */
+    int64_t *pair;  /* [T][topk]: the pair of each slot */
+};
+
+static void sort_slots(const int32_t *ids, int64_t topk, int32_t *order)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < topk; i++) {
+        if (ids[i] < 0)
+            continue;
+        int64_t at = n++;
+        for (; at > 0 && ids[order[at - 1]] > ids[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = (int32_t)i;
+    }
+    if (n < topk)
+        order[n] = -1;
+}
+
+static int group(struct groups *g, const struct kd_k3_cfg *c, const int32_t *ids, int64_t T,
+                 struct kd_err *err)
+{
+    int64_t n = T * c->topk, E = c->experts;
+    memset(g, 0, sizeof *g);
+    if (kd_mem_zero(&g->start, E + 1 + n, sizeof *g->start, "expert groups", err) ||
+        kd_mem_new(&g->token, 2 * n, sizeof *g->token, "expert groups", err))
+        return -1;
+    g->pair = g->start + E + 1;
+    g->order = g->token + n;
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] >= E)
+            return kd_fail(err, KD_EINVAL, "expert %d of %lld", ids[i], (long long)E);
+        if (ids[i] >= 0)
+            g->start[ids[i] + 1]++;
+    }
+    for (int64_t e = 0; e < E; e++)
+        g->start[e + 1] += g->start[e];
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] >= 0) {
+            int64_t p = g->start[ids[i]]++;
+            g->pair[i] = p;
+            g->token[p] = (int32_t)(i / c->topk);
+        }
+    for (int64_t e = E; e > 0; e--)
+        g->start[e] = g->start[e - 1];
+    g->start[0] = 0;
+    for (int64_t t = 0; t < T; t++)
+        sort_slots(ids + t * c->topk, c->topk, g->order + t * c->topk);
+    return 0;
+}
+
+static void groups_release(struct groups *g)
+{
+    kd_mem_free(g->start);
+    kd_mem_free(g->token);
+}
+
+/* One wave: experts [e0, e1), pairs [p0, p1). */
+struct wave {
+    const struct kd_run *r;
+    const struct kd_k3_cfg *c;
+    const struct groups *g;
+    int64_t layer, e0, e1, p0, p1;
+    struct kd_expert *ex;    /* of the experts with pairs, in order */
+    struct kd_mat_job *jobs; /* two for each of them */
+    int64_t count, inter;
+    float *x, *y;  /* [pairs][latent]: gathered inputs, outputs */
+    float *a, *b;  /* [pairs][inter] */
+    const float *z, *w;
+    const int32_t *ids;
+    float *u;
+};
+
+static void gather_item(void *ctx, int64_t i, int worker)
+{
+    const struct wave *v = ctx;
+    (void)worker;
+    int64_t n = v->c->latent;
+    memcpy(v->x + i * n, v->z + v->g->token[v->p0 + i] * n, (size_t)n * sizeof *v->x);
+}
+
+static void sum_item(void *ctx, int64_t t, int worker)
+{
+    const struct wave *v = ctx;
+    (void)worker;
+    int64_t k = v->c->topk, n = v->c->latent;
+    for (int64_t i = 0; i < k && v->g->order[t * k + i] >= 0; i++) {
+        int64_t slot = t * k + v->g->order[t * k + i], p = v->g->pair[slot];
+        if (p >= v->p0 && p < v->p1)
+            v->r->kern->axpy(v->w[slot], v->y + (p - v->p0) * n, v->u + t * n, n);
+    }
+}
+
+static int wave_experts(struct wave *v, struct kd_store *store, struct kd_err *err)
+{
+    v->count = 0;
+    for (int64_t e = v->e0; e < v->e1; e++) {
+        if (v->g->start[e] == v->g->start[e + 1])
+            continue;
+        struct kd_expert *x = &v->ex[v->count];
+        if (store->get(store, v->layer, e, x, err))
+            return -1;
+        v->count++;
+        if (!x->ready && (!store->wait || store->wait(store, v->layer, e, x, err)))
+            return store->wait ? -1 : kd_fail(err, KD_EINVAL, "expert %lld never becomes ready", (long long)e);
+        if (v->count == 1)
+            v->inter = x->w1.rows;
+        if (x->w1.rows != v->inter || x->w3.rows != v->inter || x->w2.cols != v->inter)
+            return kd_fail(err, KD_EINVAL, "experts of unlike widths in layer %lld", (long long)v->layer);
+    }
+    return 0;
+}
+
+static void wave_done(struct wave *v, struct kd_store *store)
+{
+    int64_t left = v->count;
+    for (int64_t e = v->e0; store->done && e < v->e1 && left; e++)
+        if (v->g->start[e] != v->g->start[e + 1]) {
+            store->done(store, v->layer, e);
+            left--;
+        }
+}
+
+static int wave_products(struct wave *v, struct kd_err *err)
+{
+    int64_t lat = v->c->latent, in = v->inter, i = 0;
+    kd_pool_run(v->r->pool, v->p1 - v->p0, gather_item, v);
+    for (int64_t e = v->e0; e < v->e1; e++) {
+        int64_t n = v->g->start[e + 1] - v->g->start[e], at = v->g->start[e] - v->p0;
+        if (!n)
+            continue;
+        v->jobs[2 * i] = (struct kd_mat_job){&v->ex[i].w1, v->x + at * lat, lat, n, v->a + at * in, in};
+        v->jobs[2 * i + 1] = (struct kd_mat_job){&v->ex[i].w3, v->x + at * lat, lat, n, v->b + at * in, in};
+        i++;
+    }
+    if (kd_mat_mul_many(v->r, v->jobs, 2 * v->count, err))
+        return -1;
+    situ(v->r, v->c, v->a, v->b, v->a, (v->p1 - v->p0) * in);
+    i = 0;
+    for (int64_t e = v->e0; e < v->e1; e++) {
+        int64_t n = v->g->start[e + 1] - v->g->start[e], at = v->g->start[e] - v->p0;
+        if (!n)
+            continue;
+        v->jobs[i] = (struct kd_mat_job){&v->ex[i].w2, v->a + at * in, in, n, v->y + at * lat, lat};
+        i++;
+    }
+    return kd_mat_mul_many(v->r, v->jobs, v->count, err);
+}
+
+static int wave_run(struct wave *v, struct kd_store *store, int64_t T, struct kd_err *err)
+{
+    int64_t pairs = v->p1 - v->p0, lat = v->c->latent;
+    float *buf = NULL;
+    int rc = wave_experts(v, store, err);
+    if (!rc)
+        rc = kd_mem_new(&buf, pairs * 2 * (lat + v->inter), sizeof *buf, "expert scratch", err);
+    if (!rc) {
+        v->x = buf;
+        v->y = v->x + pairs * lat;
+        v->a = v->y + pairs * lat;
+        v->b = v->a + pairs * v->inter;
+        rc = wave_products(v, err);
+    }
+    if (!rc)
+        kd_pool_run(v->r->pool, T, sum_item, v);
+    wave_done(v, store);
+    kd_mem_free(buf);
+    return rc;
+}
+
+int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer, struct kd_store *store,
+                  const float *z, const int32_t *ids, const float *w, int64_t T, float *u,
+                  struct kd_err *err)
+{
+    struct groups g;
+    struct wave v = {.r = r, .c = c, .g = &g, .layer = layer, .z = z, .w = w, .ids = ids, .u = u};
+    int rc = group(&g, c, ids, T, err);
+    memset(u, 0, (size_t)(T * c->latent) * sizeof *u);
+    int64_t most = c->experts < WAVE_ROWS ? c->experts : WAVE_ROWS;
+    if (!rc)
+        rc = kd_mem_new(&v.ex, most, sizeof *v.ex, "expert table", err);
+    if (!rc)
+        rc = kd_mem_new(&v.jobs, 2 * most, sizeof *v.jobs, "expert jobs", err);
+    /* Waves of consecutive experts, so that every token's sum runs in ascending expert id. */
+    for (int64_t e = 0; !rc && e < c->experts; e = v.e1) {
+        v.e0 = v.e1 = e;
+        do {
+            v.e1++;
+        } while (v.e1 < c->experts && g.start[v.e1 + 1] - g.start[e] <= WAVE_ROWS);
+        v.p0 = g.start[v.e0];
+        v.p1 = g.start[v.e1];
+        if (v.p1 > v.p0)
+            rc = wave_run(&v, store, T, err);
+    }
+    kd_mem_free(v.ex);
+    kd_mem_free(v.jobs);
+    groups_release(&g);
+    return rc ? kd_wrap(err, "experts of layer %lld", (long long)layer) : 0;
+}
+
+void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                       const float *u, int64_t T, float *out)
+{
+    int64_t n = c->latent;
+    if (!L->routed_norm) {
+        memmove(out, u, (size_t)(T * n) * sizeof *out);
+        return;
+    }
+    for (int64_t t = 0; t < T; t++)
+        r->kern->rmsnorm(u + t * n, L->routed_norm, c->eps, n, out + t * n);
+}

@@ -1,0 +1,142 @@
+#include "model/sample.h"
+
+#include "base/mem.h"
+#include "base/rand.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct cand {
+    double p; /* relative to the most likely token's 1 */
+    int32_t id;
+};
+
+/* exp(x) for x <= 0 from + - * alone, so that every machine draws the same. */
+static double exp_down(double x)
+{
+    if (x < -700.0)
+        return 0.0;
+    int64_t n = (int64_t)(x * 1.4426950408889634 - 0.5);
+    double r = (x - (double)n * 0.693147180369123816490) - (double)n * 1.90821492927058770002e-10;
+    double sum = 1.0;
+    for (int i = 14; i > 0; i--)
+        sum = 1.0 + sum * r / (double)i;
+    uint64_t bits = (uint64_t)(n + 1023) << 52;
+    double scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return sum * scale;
+}
+
+static int by_weight(const void *a, const void *b)
+{
+    const struct cand *x = a, *y = b;
+    if (x->p != y->p)
+        return x->p > y->p ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static int64_t largest(const float *logits, int64_t vocab)
+{
+    int64_t best = -1;
+    for (int64_t i = 0; i < vocab; i++)
+        if (logits[i] == logits[i] && (best < 0 || logits[i] > logits[best]))
+            best = i;
+    return best;
+}
+
+/* Weights of all tokens that have one, ids ascending. */
+static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t vocab, float max,
+                       struct cand *c)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < vocab; i++) {
+        double p = logits[i] != logits[i]  ? 0.0
+                   : logits[i] == max      ? 1.0
+                                           : exp_down(((double)logits[i] - (double)max) / s->temperature);
+        if (p > 0.0)
+            c[n++] = (struct cand){p, (int32_t)i};
+    }
+    return n;
+}
+
+/* Sorts a front of the list that is sure to hold every token the cuts keep: most of a vocabulary is
+ * far too unlikely to be looked at. Returns its length. */
+static int64_t sorted_front(const struct kd_sampling *s, struct cand *c, int64_t n, double total)
+{
+    for (double floor = 1e-3;; floor *= 1e-3) {
+        int64_t front = 0;
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; i++)
+            if (c[i].p >= floor) {
+                struct cand t = c[front];
+                c[front] = c[i];
+                c[i] = t;
+                sum += c[front++].p;
+            }
+        bool enough = (s->top_k > 0 && front >= s->top_k) ||
+                      (s->top_p < 1.0 && s->top_k <= 0 && sum >= s->top_p * total) || front == n;
+        if (enough || floor < 1e-300) {
+            qsort(c, (size_t)front, sizeof *c, by_weight);
+            return front;
+        }
+    }
+}
+
+/* top-k, then top-p of what is left, then min-p. */
+static int64_t cut(const struct kd_sampling *s, struct cand *c, int64_t n)
+{
+    double total = 0.0, sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        total += c[i].p;
+    if (s->top_k > 0 || s->top_p < 1.0) {
+        n = sorted_front(s, c, n, total);
+        if (s->top_k > 0 && n > s->top_k)
+            n = s->top_k;
+        if (s->top_k > 0) {
+            total = 0.0;
+            for (int64_t i = 0; i < n; i++)
+                total += c[i].p;
+        }
+        for (int64_t i = 0; s->top_p < 1.0 && i < n; i++) {
+            sum += c[i].p;
+            if (sum >= s->top_p * total)
+                n = i + 1;
+        }
+    }
+    if (s->min_p > 0.0) {
+        int64_t kept = 0;
+        for (int64_t i = 0; i < n; i++)
+            if (c[i].p >= s->min_p)
+                c[kept++] = c[i];
+        n = kept;
+    }
+    return n;
+}
+
+int kd_sample(const struct kd_sampling *s, const float *logits, int64_t vocab, int64_t position,
+              int32_t *id, struct kd_err *err)
+{
+    int64_t best = largest(logits, vocab);
+    if (best < 0)
+        return kd_fail(err, KD_EINVAL, "no token can be chosen: every logit is NaN");
+    *id = (int32_t)best;
+    if (s->temperature <= 0.0 || s->top_k == 1)
+        return 0;
+    struct cand *c;
+    if (kd_mem_new(&c, vocab, sizeof *c, "sampling", err))
+        return -1;
+    int64_t n = cut(s, c, weights(s, logits, vocab, logits[best], c));
+    double sum = 0.0, target;
+    for (int64_t i = 0; i < n; i++)
+        sum += c[i].p;
+    target = sum * kd_rand_unit(kd_rand_fork(s->seed, s->choice), (uint64_t)position);
+    for (int64_t i = 0; i < n; i++) {
+        *id = c[i].id;
+        target -= c[i].p;
+        if (target < 0.0)
+            break;
+    }
+    kd_mem_free(c);
+    return 0;
+}
