@@ -9,7 +9,9 @@
 #include <string.h>
 
 /* One line a command, in the order of the help. */
-#define KD_COMMANDS(X)
+#define KD_COMMANDS(X)                                                                             \
+    X(convert)                                                                                     \
+    X(synth)
 
 #define X(name) extern const struct kd_cmd kd_cmd_##name;
 KD_COMMANDS(X)

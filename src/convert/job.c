@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 
+#include <dirent.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,6 +35,12 @@ bool kd_job_shard_done(const struct kd_job *j, int32_t shard)
     char name[64], path[4096];
     kd_rates_shard_name(&j->rates, shard, name, sizeof name);
     return !kd_path_join(path, sizeof path, j->dst, name, NULL) && kd_file_exists(path);
+}
+
+int64_t kd_job_block_tokens(const struct kd_corpus *text)
+{
+    int64_t rows = BLOCK_TOKENS / text->cols;
+    return (rows < 1 ? 1 : rows > text->rows ? text->rows : rows) * text->cols;
 }
 
 int64_t kd_job_blocks(const struct kd_job *j)
@@ -203,6 +210,27 @@ static int take_settings(struct kd_job *j, const char *source_json, bool resume,
     return rc;
 }
 
+/* What a killed run left half-written beside finished files: NAME.tmpXXXXXX. The lock is held. */
+static int sweep(const struct kd_job *j, struct kd_err *err)
+{
+    char path[4096];
+    DIR *dir = opendir(j->dst);
+    if (!dir)
+        return kd_fail_sys(err, "cannot list '%s'", j->dst);
+    int rc = 0;
+    struct dirent *e;
+    while (!rc && (e = readdir(dir))) {
+        const char *tmp = strstr(e->d_name, ".tmp");
+        if (tmp && strlen(tmp) == 10) {
+            rc = kd_path_join(path, sizeof path, j->dst, e->d_name, err);
+            if (!rc && unlink(path))
+                rc = kd_fail_sys(err, "cannot remove '%s'", path);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
 static int take_window(struct kd_job *j, struct kd_err *err)
 {
     int64_t rows = j->block_T / j->text->cols;
@@ -243,8 +271,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     if (set->damping >= 0)
         j->recipe.damping = set->damping;
     j->T = text->rows * text->cols;
-    int64_t rows = BLOCK_TOKENS / text->cols;
-    j->block_T = (rows < 1 ? 1 : rows > text->rows ? text->rows : rows) * text->cols;
+    j->block_T = kd_job_block_tokens(text);
     /* Recipe auto holds the last eighth of the rows back from the experts' Hessians. */
     j->T_hess = set->recipe == KD_RECIPE_AUTO ? (text->rows - (text->rows + 7) / 8) * text->cols : j->T;
     if (j->T_hess < 1)
@@ -261,7 +288,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
         goto fail;
     }
     if (kd_dir_make(j->work, err) || kd_dir_lock(j->work, &j->lock, err) ||
-        take_settings(j, source_json, resume, err) || take_window(j, err) ||
+        take_settings(j, source_json, resume, err) || sweep(j, err) || take_window(j, err) ||
         kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
         goto fail;
     count_tiles(j);

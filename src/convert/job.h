@@ -53,6 +53,8 @@ struct kd_job {
     int64_t tiles_total, tiles_done;
 };
 
+/* Tokens of one block: whole rows, about 2,048 tokens. Part of the recipe. */
+int64_t kd_job_block_tokens(const struct kd_corpus *text);
 /* Takes the lock, checks or writes the settings, plans rates. `resume`: an unfinished conversion may
  * be there. source_json: the "source" and "calibration" part of the settings. */
 int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,

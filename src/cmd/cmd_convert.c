@@ -1,0 +1,321 @@
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "cmd/cmd.h"
+#include "convert/job.h"
+#include "text/tok.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VARIANTS_MAX = 8 };
+
+static struct {
+    const char *bpw, *trunk, *head, *calib, *weight, *recipe, *codebook, *json;
+    int64_t size, rows, cols, seed, threads;
+    double latent_eps, damping;
+    bool uniform, resume, dry, quiet;
+} o = {.bpw = "2.3", .trunk = "4", .head = "6", .weight = "all", .recipe = "default", .codebook = "mul1",
+       .damping = -1};
+
+static const struct kd_opt opts[] = {
+    {"bpw", 'b', KD_OPT_STR, &o.bpw, "R[,R]", "average bits of the routed experts, 1 to 8; several make several models in one pass (2.3)", .min = 0},
+    {"size", 's', KD_OPT_SIZE, &o.size, "BYTES", "instead of --bpw: the highest rate whose weight files fit, e.g. 650G"},
+    {"trunk-bpw", 0, KD_OPT_STR, &o.trunk, "R", "bits of the trunk, or 'stored'; o_proj gets 1 more, the latent projections 2 more (4)"},
+    {"head-bpw", 0, KD_OPT_STR, &o.head, "R", "bits of lm_head, or 'stored' (6)"},
+    {"calib", 'c', KD_OPT_STR, &o.calib, "FILE", "calibration text, or chats as JSONL (required)"},
+    {"rows", 0, KD_OPT_INT, &o.rows, "N", "calibration rows (250; 64 when hidden_size is under 1024)", .min = 1, .max = 1000000},
+    {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (2048; 512 when hidden_size is under 1024)", .min = 2, .max = 1000000},
+    {"calib-weight", 0, KD_OPT_STR, &o.weight, "all|routed", "tokens of an expert's own Hessian (all)", .choices = "all|routed"},
+    {"recipe", 'r', KD_OPT_STR, &o.recipe, "NAME", "default, upstream, plain or auto (default)", .choices = "default|upstream|plain|auto"},
+    {"uniform-k", 0, KD_OPT_FLAG, &o.uniform, NULL, "one whole K for each layer and projection (exllamav3's rule)"},
+    {"codebook", 0, KD_OPT_STR, &o.codebook, "NAME", "mul1, mcg or 3inst (mul1)", .choices = "mul1|mcg|3inst"},
+    {"damping", 0, KD_OPT_NUM, &o.damping, "X", "times the Hessian's mean diagonal (the recipe's)", .num_min = 0, .num_max = 10},
+    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (1e-6)", .num_min = 1e-12, .num_max = 1e-2},
+    {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the random signs (0)", .min = 0, .max = INT64_MAX},
+    {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
+    {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL, "print sizes, rates and needs; write nothing"},
+    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs); the result does not depend on it", .min = 1, .max = 1024},
+    {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
+    {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
+    {0}};
+
+struct work {
+    struct kd_kern kern;
+    struct kd_run run;
+    struct kd_ckpt *ck;
+    struct kd_k3_cfg cfg;
+    struct kd_tok *tok;
+    struct kd_corpus text;
+    struct kd_buf source;
+    struct kd_job job[VARIANTS_MAX];
+    int jobs;
+};
+
+static bool stopped(void)
+{
+    return kd_cmd_stop != 0;
+}
+
+static int stored_or_bits(const char *name, const char *text, double *out, struct kd_err *err)
+{
+    *out = 0;
+    if (!strcmp(text, "stored"))
+        return 0;
+    if (kd_parse_num(text, out, err) || *out < 1 || *out > 8)
+        return kd_fail(err, KD_EUSAGE, "--%s: '%s' is not 1 to 8 bits or 'stored'", name, text);
+    return 0;
+}
+
+/* "2.0,2.3" into wishes. */
+static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
+{
+    struct kd_rate_wish base = {.size_bytes = o.size, .uniform_k = o.uniform};
+    base.cb = !strcmp(o.codebook, "mul1") ? KD_CB_MUL1 : !strcmp(o.codebook, "mcg") ? KD_CB_MCG : KD_CB_3INST;
+    if (stored_or_bits("trunk-bpw", o.trunk, &base.trunk_bpw, err) ||
+        stored_or_bits("head-bpw", o.head, &base.head_bpw, err))
+        return -1;
+    char part[32];
+    *count = 0;
+    for (const char *at = o.bpw; *at;) {
+        size_t n = strcspn(at, ",");
+        if (*count == VARIANTS_MAX || n >= sizeof part || !n)
+            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", o.bpw, VARIANTS_MAX);
+        memcpy(part, at, n);
+        part[n] = 0;
+        w[*count] = base;
+        if (kd_parse_num(part, &w[*count].experts_bpw, err) || w[*count].experts_bpw < 1 ||
+            w[*count].experts_bpw > 8)
+            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not 1 to 8 bits", part);
+        ++*count;
+        at += n + (at[n] == ',');
+    }
+    if (!*count)
+        return kd_fail(err, KD_EUSAGE, "--bpw: no rate given");
+    if (o.size && *count > 1)
+        return kd_fail(err, KD_EUSAGE, "--size makes one model: give it without a list of rates");
+    return 0;
+}
+
+static enum kd_recipe_name recipe_name(void)
+{
+    return !strcmp(o.recipe, "upstream") ? KD_RECIPE_UPSTREAM
+           : !strcmp(o.recipe, "plain")  ? KD_RECIPE_PLAIN
+           : !strcmp(o.recipe, "auto")   ? KD_RECIPE_AUTO
+                                         : KD_RECIPE_DEFAULT;
+}
+
+static int open_source(struct work *w, const char *src, struct kd_err *err)
+{
+    if (!o.calib)
+        return kd_fail(err, KD_EUSAGE, "--calib FILE is needed: text like the model's use, some 500 kB or more");
+    if (kd_ckpt_open(&w->ck, src, false, err))
+        return -1;
+    if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
+        kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
+        return kd_wrap(err, "%s/config.json", src);
+    if (o.latent_eps > 0)
+        w->cfg.eps_latent = (float)o.latent_eps;
+    bool small = w->cfg.hidden < 1024;
+    if (!o.rows)
+        o.rows = small ? 64 : 250;
+    if (!o.cols)
+        o.cols = small ? 512 : 2048;
+    if (kd_tok_open(&w->tok, src, err) ||
+        kd_corpus_load(&w->text, w->tok, o.calib, o.rows, o.cols, err))
+        return -1;
+    for (int64_t i = 0; i < w->text.rows * w->text.cols; i++)
+        if (w->text.ids[i] < 0 || w->text.ids[i] >= w->cfg.vocab)
+            return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld", o.calib,
+                           w->text.ids[i], (long long)w->cfg.vocab);
+    return 0;
+}
+
+static void human_bytes(char *out, size_t size, int64_t bytes)
+{
+    double b = (double)bytes;
+    if (bytes < 1 << 20)
+        snprintf(out, size, "%.1f KiB", b / 1024);
+    else if (bytes < 1ll << 30)
+        snprintf(out, size, "%.1f MiB", b / (1 << 20));
+    else
+        snprintf(out, size, "%.2f GiB", b / (1 << 30));
+}
+
+static void print_plan(const struct kd_job *j)
+{
+    char total[32], peak[32], disk[32];
+    struct kd_rate_sum e = kd_rates_sum(&j->rates, 'e'), t = kd_rates_sum(&j->rates, 't'),
+                       h = kd_rates_sum(&j->rates, 'h'), s = kd_rates_sum(&j->rates, 's');
+    human_bytes(total, sizeof total, j->rates.total_bytes);
+    human_bytes(peak, sizeof peak, kd_job_peak_bytes(j));
+    human_bytes(disk, sizeof disk, kd_job_disk_bytes(j));
+    printf("%s\n", j->dst);
+    printf("  %-16s %10s %14s %8s %8s\n", "", "tensors", "weights", "k", "real");
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "routed experts", (long long)e.tensors, (long long)e.weights, e.k, e.real);
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "trunk", (long long)t.tensors, (long long)t.weights, t.k, t.real);
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "lm_head", (long long)h.tensors, (long long)h.weights, h.k, h.real);
+    printf("  %-16s %10lld %14lld %8s %8.4f\n", "kept as stored", (long long)s.tensors, (long long)s.weights, "", s.real);
+    printf("  weight files     %lld bytes (%s) in %d shards\n", (long long)j->rates.total_bytes, total, j->rates.shard_count);
+    printf("  memory           at most %s (%lld bytes), anonymous\n", peak, (long long)kd_job_peak_bytes(j));
+    printf("  disk             %s while it runs\n", disk);
+    fflush(stdout);
+}
+
+static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
+{
+    struct kd_convert_settings set = {.recipe = recipe_name(), .weight_routed = !strcmp(o.weight, "routed"),
+                                      .seed = (uint64_t)o.seed, .eps_latent = w->cfg.eps_latent,
+                                      .damping = (float)o.damping, .stream_bf16 = w->cfg.hidden >= 1024};
+    struct kd_rate_wish list[VARIANTS_MAX];
+    char path[2048];
+    int count;
+    if (wishes(list, &count, err))
+        return -1;
+    for (int i = 0; i < count; i++) {
+        set.wish = list[i];
+        if (count == 1)
+            snprintf(path, sizeof path, "%s", dst);
+        else
+            snprintf(path, sizeof path, "%s/%g", dst, list[i].experts_bpw);
+        if (kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path, o.resume, err))
+            return -1;
+        w->job[i].stopped = stopped;
+        w->jobs++;
+    }
+    return 0;
+}
+
+static int check_disk(const struct work *w, struct kd_err *err)
+{
+    int64_t need = 0;
+    for (int i = 0; i < w->jobs; i++)
+        need += kd_job_disk_bytes(&w->job[i]);
+    int64_t have = kd_disk_free_bytes(w->job[0].dst);
+    if (have < need)
+        return kd_fail(err, KD_EIO, "'%s' needs %.1f GiB of disk, %.1f GiB are free", w->job[0].dst,
+                       (double)need / (1 << 30), (double)have / (1 << 30));
+    return 0;
+}
+
+/* All variants walk the layers together, so the source is read once. */
+static int run_jobs(struct work *w, struct kd_err *err)
+{
+    int64_t total = 0, done = 0;
+    for (int i = 0; i < w->jobs; i++) {
+        total += w->job[i].tiles_total;
+        done += w->job[i].tiles_done;
+    }
+    kd_progress_quiet(o.quiet);
+    kd_progress_begin("convert", "tiles", total, done);
+    int rc = 0;
+    for (int i = 0; !rc && i < w->jobs; i++)
+        rc = kd_job_start(&w->job[i], err);
+    for (int64_t l = 0; !rc && l < w->cfg.layers; l++)
+        for (int i = 0; !rc && i < w->jobs; i++)
+            rc = kd_job_layer(&w->job[i], l, err);
+    for (int i = 0; !rc && i < w->jobs; i++)
+        rc = kd_job_ends(&w->job[i], err);
+    kd_progress_end();
+    return rc;
+}
+
+static int summary(const struct work *w, double seconds, struct kd_err *err)
+{
+    char took[32];
+    int64_t peak = kd_mem_peak_bytes();
+    kd_clock_human(took, sizeof took, seconds);
+    printf("done in %s, peak memory %lld bytes\n", took, (long long)peak);
+    for (int i = 0; i < w->jobs; i++)
+        printf("next: kondense check SRC %s --text FILE --html report.html\n", w->job[i].dst);
+    if (!o.json)
+        return 0;
+    struct kd_buf b;
+    kd_buf_init(&b, 1 << 20);
+    struct kd_jw j = {.out = &b};
+    kd_jw_open(&j, NULL, '{');
+    kd_jw_num(&j, "seconds", seconds);
+    kd_jw_int(&j, "peak_bytes", peak);
+    kd_jw_open(&j, "models", '[');
+    for (int i = 0; i < w->jobs; i++) {
+        struct kd_rate_sum e = kd_rates_sum(&w->job[i].rates, 'e');
+        kd_jw_open(&j, NULL, '{');
+        kd_jw_str(&j, "path", w->job[i].dst);
+        kd_jw_int(&j, "total_bytes", w->job[i].rates.total_bytes);
+        kd_jw_int(&j, "planned_peak_bytes", kd_job_peak_bytes(&w->job[i]));
+        kd_jw_num(&j, "experts_k", e.k);
+        kd_jw_num(&j, "experts_real", e.real);
+        kd_jw_int(&j, "tiles", w->job[i].tiles_total);
+        kd_jw_close(&j, '}');
+    }
+    kd_jw_close(&j, ']');
+    kd_jw_close(&j, '}');
+    kd_buf_char(&b, '\n');
+    int rc = kd_buf_ok(&b, o.json, err) || kd_file_write(o.json, b.data, b.size_bytes, err) ? -1 : 0;
+    kd_buf_release(&b);
+    return rc;
+}
+
+static int convert(struct work *w, int argc, const char **argv, struct kd_err *err)
+{
+    double began = kd_clock_s();
+    (void)argc;
+    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) || open_source(w, argv[0], err))
+        return -1;
+    if (o.dry) {
+        struct kd_rate_wish list[VARIANTS_MAX];
+        int count;
+        if (wishes(list, &count, err))
+            return -1;
+        for (int i = 0; i < count; i++) {
+            struct kd_job j = {.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
+            j.T = w->text.rows * w->text.cols;
+            j.block_T = kd_job_block_tokens(&w->text);
+            j.recipe = kd_recipe_of(recipe_name());
+            snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
+            if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
+                return -1;
+            print_plan(&j);
+            kd_rates_release(&j.rates);
+        }
+        return 0;
+    }
+    if (kd_job_source_json(&w->source, &w->run, w->ck, &w->text, err) || open_jobs(w, argv[1], err) ||
+        check_disk(w, err))
+        return -1;
+    for (int i = 0; i < w->jobs; i++)
+        print_plan(&w->job[i]);
+    char log[4200];
+    snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
+    if (kd_log_file(log, err) || run_jobs(w, err))
+        return -1;
+    return summary(w, kd_clock_s() - began, err);
+}
+
+static int run(int argc, const char **argv, struct kd_err *err)
+{
+    struct work *w;
+    if (kd_mem_zero(&w, 1, sizeof *w, "conversion", err))
+        return -1;
+    kd_buf_init(&w->source, 1 << 26);
+    int rc = convert(w, argc, argv, err);
+    for (int i = 0; i < w->jobs; i++)
+        kd_job_close(&w->job[i]);
+    if (kd_log_file(NULL, NULL))
+        rc = -1;
+    kd_corpus_release(&w->text);
+    if (w->tok)
+        kd_tok_close(w->tok);
+    if (w->ck)
+        kd_ckpt_close(w->ck);
+    kd_buf_release(&w->source);
+    kd_cmd_run_close(&w->run);
+    kd_mem_free(w);
+    return rc;
+}
+
+const struct kd_cmd kd_cmd_convert = {
+    "convert", "quantize a checkpoint to EXL3, layer by layer", "SRC DST",
+    "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt", opts, 2, 2, run};
