@@ -290,11 +290,3 @@ int64_t kd_mat_bytes(const struct kd_mat *w)
     }
     return 0;
 }
-
-__attribute__((weak)) int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x,
-                                      int64_t ldx, int64_t T, float *y, int64_t ldy,
-                                      struct kd_err *err)
-{
-    (void)run, (void)w, (void)x, (void)ldx, (void)T, (void)y, (void)ldy;
-    return kd_fail(err, KD_ENOTSUP, "this build has no EXL3 product");
-}
