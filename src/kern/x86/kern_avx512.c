@@ -1,0 +1,14 @@
+#include "kern/x86/vf_avx512.h"
+
+#include "kern/mm_body.h"
+#include "kern/tn_body.h"
+
+#define KD_DOT mm_dot
+#include "kern/elem_body.h"
+
+void kd_kern_set_avx512(struct kd_kern *k)
+{
+    set_mm(k);
+    set_tn(k);
+    set_elem(k);
+}
