@@ -61,12 +61,13 @@ def bare(source):
 
 
 def names_are_unique():
-    """A file name occurs once among sources and tools."""
+    """A file name occurs once among sources and tools, and once among tests."""
     seen = {}
-    for p in code + find("tools/*", "cmake/*"):
-        if p.name in seen:
-            breach("unique-name", p, f"the same name as {seen[p.name]}")
-        seen[p.name] = p
+    for p in code + find("tools/*", "cmake/*", "tests/cli/*.sh"):
+        key = p.parts[0] == "tests", p.name
+        if key in seen:
+            breach("unique-name", p, f"the same name as {seen[key]}")
+        seen[key] = p
 
 
 def bytes_are_plain():
@@ -87,11 +88,11 @@ def headers_are_guarded():
     """A header's guard is KD_FOLDER_FILE_H (*_body.h, included more than once, have none); a .c file with
     a header includes it first."""
     for p in heads:
-        guard = "KD_" + re.sub(r"\W", "_", str(p.relative_to("src"))).upper()
-        source = bare((root / p).read_text())
-        m = re.search(r"^\s*#ifndef (\w+)\s+#define (\w+)", source)
-        if not m or m[1] != guard or m[2] != guard:
-            breach("guard", p, f"the guard is not {guard}")
+        guards = ["KD_" + re.sub(r"\W", "_", f"{folder}/{p.name}").upper()
+                  for folder in (p.parts[1], "/".join(p.parts[1:-1]))]
+        m = re.search(r"^\s*#ifndef (\w+)\s+#define (\w+)", bare((root / p).read_text()))
+        if not m or m[1] not in guards or m[2] != m[1]:
+            breach("guard", p, f"the guard is not {guards[0]}")
     for p in find("src/**/*.c"):
         own = p.with_suffix(".h")
         first = re.search(r'^\s*#\s*include\s+[<"]([^">]+)', (root / p).read_text(), re.M)
