@@ -172,7 +172,8 @@ static const struct kd_json *text_of(const struct kd_json *config)
 /* Sizes: `or_zero` ones may be absent (0) in configs that only inspect looks at. */
 static int read_sizes(struct kd_k3_cfg *c, const struct kd_json *t, struct kd_err *err)
 {
-    enum { WIDE = 1 << 20, MANY = 1 << 16 };
+    /* Tight enough that no product of sizes here or in k3_names.c leaves 64 bits. */
+    enum { WIDE = 1 << 18, MANY = 1 << 14 };
     const struct {
         const char *key;
         int64_t *out, min, max, other; /* other < 0: the key must be there */
