@@ -219,6 +219,20 @@ int32_t kd_tok_special(const struct kd_tok *tok, const char *content)
     return -1;
 }
 
+int32_t kd_tok_special_at(const struct kd_tok *tok, const char *text, size_t left, size_t *bytes)
+{
+    int32_t id = -1;
+    *bytes = 0;
+    for (int i = 0; i < SPECIALS && left; i++) {
+        size_t n = tok->special_bytes[i];
+        if (*text == *tok->special[i] && n > *bytes && n <= left && !memcmp(text, tok->special[i], n)) {
+            id = (int32_t)tok->bpe.count + i;
+            *bytes = n;
+        }
+    }
+    return id;
+}
+
 bool kd_tok_is_special(const struct kd_tok *tok, int32_t id)
 {
     return id >= tok->bpe.count && id < tok->bpe.count + SPECIALS;

@@ -38,6 +38,8 @@ int kd_tok_decode(const struct kd_tok *tok, const int32_t *ids, int64_t count, s
                   struct kd_err *err) KD_MUST;
 /* Id of "<|open|>" and the like, or -1. */
 int32_t kd_tok_special(const struct kd_tok *tok, const char *content);
+/* The special token that `text` begins with (the longest, if several), and its length; or -1. */
+int32_t kd_tok_special_at(const struct kd_tok *tok, const char *text, size_t left, size_t *bytes);
 bool kd_tok_is_special(const struct kd_tok *tok, int32_t id);
 
 #endif

@@ -26,16 +26,16 @@ static const char general[] = "([\\p{Lu}\\p{Lt}]+)|(\\p{Ll}+)|([\\p{Lm}\\p{Lo}]+
                               "([^\\p{L}\\p{M}\\p{N}\\p{Z}]+)";
 static const char script[] = "()()()()()()()(\\p{sc:Han}+)";
 
-static size_t put_utf8(unsigned char *s, uint32_t c)
+size_t kd_utf8_put(char *s, uint32_t c)
 {
     if (c < 0x80) {
-        s[0] = (unsigned char)c;
+        s[0] = (char)c;
         return 1;
     }
     size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (size_t i = n; i-- > 1; c >>= 6)
-        s[i] = (unsigned char)(0x80u | (c & 0x3fu));
-    s[0] = (unsigned char)((0xf00u >> n & 0xffu) | c);
+        s[i] = (char)(0x80u | (c & 0x3fu));
+    s[0] = (char)((0xf00u >> n & 0xffu) | c);
     return n;
 }
 
@@ -104,7 +104,7 @@ int kd_uclass_open(struct kd_uclass *u, struct kd_err *err)
     if (!rc) {
         for (uint32_t c = 0; c < CODE_POINTS; c++)
             if (c < 0xd800 || c > 0xdfff)
-                bytes += put_utf8(text + bytes, c);
+                bytes += kd_utf8_put((char *)text + bytes, c);
         rc = mark(general, text, bytes, cls, err) || mark(script, text, bytes, cls, err);
     }
     if (!rc) {

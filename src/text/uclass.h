@@ -53,6 +53,9 @@ static inline size_t kd_utf8_char(const unsigned char *s, size_t left, uint32_t 
     return n;
 }
 
+/* Writes c as UTF-8 (room for 4 bytes); the number of bytes. */
+size_t kd_utf8_put(char *s, uint32_t c);
+
 /* Class and length of the character at s. A byte that is not UTF-8 is a character of its own that is
  * neither space, letter nor number. */
 static inline unsigned kd_uclass_at(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t *n)
