@@ -73,15 +73,17 @@ static void elem_rmsnorm(const float *x, const float *w, float eps, int64_t n, f
         return;
     float scale = 1.0f / __builtin_sqrtf(KD_DOT(x, x, n) / (float)n + eps);
     float t[ELEM_BLOCK];
-    for (int64_t i = 0; i < n; i += ELEM_BLOCK) {
-        int64_t c = n - i < ELEM_BLOCK ? n - i : ELEM_BLOCK;
-        for (int64_t j = 0; j < c; j++)
+    int64_t i = 0;
+    for (; i + ELEM_BLOCK <= n; i += ELEM_BLOCK) {
+        for (int j = 0; j < ELEM_BLOCK; j++)
             t[j] = x[i + j] * scale;
         if (w)
-            for (int64_t j = 0; j < c; j++)
+            for (int j = 0; j < ELEM_BLOCK; j++)
                 t[j] *= w[i + j];
-        memcpy(out + i, t, (size_t)c * sizeof *t);
+        memcpy(out + i, t, sizeof t);
     }
+    for (; i < n; i++)
+        out[i] = w ? x[i] * scale * w[i] : x[i] * scale;
 }
 
 /* The pairwise fold of DOT16. */

@@ -55,8 +55,9 @@ static inline float kd_tanh1(float x)
     p = __builtin_fmaf(p, z, -0x1.555534p-2f);
     p = __builtin_fmaf(p, x * z, x);
     float big = 1.0f - 2.0f / (kd_exp1(a + a) + 1.0f);
-    big = kd_bits_f32(kd_f32_bits(big) | sign);
-    return a < 0.625f ? p : big;
+    /* A choice by bits: as a condition it would move the work above into a branch. */
+    uint32_t small = a < 0.625f ? 0xffffffffu : 0u;
+    return kd_bits_f32((kd_f32_bits(p) & small) | ((kd_f32_bits(big) | sign) & ~small));
 }
 
 #endif

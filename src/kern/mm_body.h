@@ -1,6 +1,6 @@
 /* The matrix products in DOT16 order, written in the vector vf of the including file.
  *
- * One token: rows are decoded in registers, GEMV_ROWS at a time. More: a panel of weights is
+ * Few tokens: rows are decoded in registers, GEMV_ROWS at a time. More: a panel of weights is
  * decoded to floats once and used for up to MM_PANEL_TOKENS tokens; its 16-lane sums wait in memory
  * between pieces of K, so the register blocks run in the near cache and no order changes. Weights
  * past K count as -0 and activations as +0: fma(-0, +0, s) is s for every s, also -0. */
@@ -16,7 +16,7 @@
 #endif
 #define KD_INLINE static inline __attribute__((always_inline))
 
-enum { MM_PANEL_ROWS = 16, MM_PANEL_K = 512, MM_PANEL_TOKENS = 48 };
+enum { MM_PANEL_ROWS = 8, MM_PANEL_K = 512, MM_PANEL_TOKENS = 48 };
 
 enum mm_type { MM_F32, MM_BF16, MM_MXFP4 };
 
@@ -222,12 +222,16 @@ KD_INLINE void mm_panel(enum mm_type type, const struct mm_weights *w, int64_t r
 KD_INLINE void mm_any(enum mm_type type, const struct mm_weights *w, int64_t R, int64_t K, const float *x,
                       int64_t ldx, int64_t T, float *y, int64_t ldy)
 {
-    if (T == 1) {
+    /* Up to here decoding again for each token costs less than a panel. */
+    const int64_t few = type == MM_F32 ? 1 : type == MM_BF16 ? 4 : 2;
+    if (T <= few) {
         int64_t r = 0;
         for (; r + GEMV_ROWS <= R; r += GEMV_ROWS)
-            mm_gemv(type, GEMV_ROWS, w, r, K, x, y + r);
+            for (int64_t t = 0; t < T; t++)
+                mm_gemv(type, GEMV_ROWS, w, r, K, x + t * ldx, y + t * ldy + r);
         for (; r < R; r++)
-            mm_gemv(type, 1, w, r, K, x, y + r);
+            for (int64_t t = 0; t < T; t++)
+                mm_gemv(type, 1, w, r, K, x + t * ldx, y + t * ldy + r);
         return;
     }
     for (int64_t r = 0; r < R; r += MM_PANEL_ROWS)
