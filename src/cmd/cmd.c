@@ -10,7 +10,9 @@
 
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
+    X(inspect)                                                                                     \
     X(convert)                                                                                     \
+    X(mix)                                                                                         \
     X(synth)
 
 #define X(name) extern const struct kd_cmd kd_cmd_##name;

@@ -144,6 +144,7 @@ static int settings_json(struct kd_buf *out, const struct kd_job *j, const char 
     struct kd_jw w = {.out = out};
     kd_jw_open(&w, NULL, '{');
     kd_jw_int(&w, "format", 1);
+    kd_jw_int(&w, "layers", j->cfg.layers);
     kd_jw_str(&w, "version", KD_VERSION);
     kd_jw_open(&w, "rates", '{');
     if (s->wish.size_bytes)
