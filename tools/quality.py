@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Fills docs/quality.md: recipes, rates, seeds and trunk rates measured on k3-mini.
+
+Every cell is one conversion and one check; its figures are kept as docs/quality/CELL.json, and a cell
+that has its file is not run again, so the script can be stopped and started at will. The models
+themselves are removed as soon as they are measured.
+
+    tools/quality.py                      # run what is missing, then write docs/quality.md
+    tools/quality.py --jobs 4             # four cells at a time, the CPUs shared among them
+    tools/quality.py --write              # only write docs/quality.md from what is there
+"""
+import argparse, json, os, pathlib, shutil, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RECIPES = ["default", "upstream", "plain", "auto"]
+RATES = ["2.0", "2.0625", "2.3125", "3.0", "4.0"]
+TRUNKS = ["4", "5", "6", "8", "stored"]
+SEED_RATES = ["2.0", "2.3125"]  # where three seeds are run
+
+
+def cells():
+    for rate in RATES:
+        for recipe in RECIPES:
+            yield f"experts-{rate}-{recipe}-seed0", ["--bpw", rate, "--recipe", recipe, "--seed", "0"]
+    for rate in SEED_RATES:
+        for recipe in RECIPES[:3]:
+            for seed in ("1", "2"):
+                yield f"experts-{rate}-{recipe}-seed{seed}", ["--bpw", rate, "--recipe", recipe, "--seed", seed]
+    for trunk in TRUNKS:
+        yield f"trunk-{trunk}", ["--bpw", "2.3", "--recipe", "default", "--trunk-bpw", trunk]
+    yield "routed-weight", ["--bpw", "2.3125", "--recipe", "default", "--calib-weight", "routed"]
+
+
+def run_cell(a, name, args):
+    out = a.out / f"{name}.json"
+    if out.exists():
+        return
+    work = pathlib.Path(tempfile.mkdtemp(prefix="quality-", dir=a.tmp))
+    try:
+        base = [a.binary, "convert", a.model, work / "m", "--calib", a.calib, "--threads", str(a.threads), "--quiet",
+                "--json", work / "convert.json"]
+        subprocess.run([str(x) for x in base + args], check=True, stdout=subprocess.DEVNULL)
+        check = [a.binary, "check", a.model, work / "m", "--text", a.text, "--json", work / "check.json",
+                 "--threads", str(a.threads)]
+        subprocess.run([str(x) for x in check], check=True, stdout=subprocess.DEVNULL)
+        result = json.loads((work / "check.json").read_text())
+        made = json.loads((work / "convert.json").read_text())
+        made["models"][0].pop("path")
+        result["convert"], result["arguments"] = made, args
+        tmp = out.with_suffix(".tmp")
+        tmp.write_text(json.dumps(result, indent=1) + "\n")
+        tmp.rename(out)
+        print(name, "kld", result["kld"]["mean"], flush=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def load(a, name):
+    f = a.out / f"{name}.json"
+    return json.loads(f.read_text()) if f.exists() else None
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return lines + ["| " + " | ".join(r) + " |" for r in rows]
+
+
+def figure(r, spread=None):
+    if not r:
+        return "not run"
+    return f"{r['kld']['mean']:.5f}" + (f" ± {spread:.5f}" if spread else "")
+
+
+def spread_of(a, rate, recipe):
+    ks = [load(a, f"experts-{rate}-{recipe}-seed{s}") for s in range(3)]
+    ks = [k["kld"]["mean"] for k in ks if k]
+    return (max(ks) - min(ks)) if len(ks) == 3 else None
+
+
+def verdicts(a):
+    """Where the default recipe wins, ties (a difference under the seeds' spread) or loses."""
+    spreads = [s for r in SEED_RATES for rec in RECIPES[:3] if (s := spread_of(a, r, rec))]
+    relative = []
+    for r in SEED_RATES:
+        base = load(a, f"experts-{r}-default-seed0")
+        s = spread_of(a, r, "default")
+        if base and s:
+            relative.append(s / base["kld"]["mean"])
+    band = max(relative) if relative else 0.0
+    out = [f"Three seeds differ by at most {100 * band:.1f} % in the default recipe; smaller differences count as ties.", ""]
+    for rate in RATES:
+        base = load(a, f"experts-{rate}-default-seed0")
+        if not base:
+            continue
+        parts = []
+        for other in RECIPES[1:]:
+            r = load(a, f"experts-{rate}-{other}-seed0")
+            if r:
+                d = r["kld"]["mean"] / base["kld"]["mean"] - 1
+                word = "ties with" if abs(d) <= band else "beats" if d > 0 else "loses to"
+                parts.append(f"{word} {other} ({100 * d:+.1f} %)")
+        out.append(f"- {rate} bits: default " + ", ".join(parts) + ".")
+    return out
+
+
+def write(a):
+    name = pathlib.Path(a.model).name
+    lines = ["# Quality, measured", "",
+             "Made by `tools/quality.py`; do not edit by hand. Figures of each run, with intervals, routers and",
+             "bands, are in [quality/](quality/) as `kondense check --json` wrote them.", "",
+             f"Model {name}, calibrated on {pathlib.Path(a.calib).name} (64 rows of 512 tokens), measured on "
+             f"{pathlib.Path(a.text).name} (rows of 512 tokens).",
+             "KLD is the mean over all positions, in nats, of the original against the quantized model.", ""]
+    lines += ["## Recipe and rate of the experts", "", "Trunk 4 bits (o_proj 5, latent projections 6), head 6. Mean KLD:", ""]
+    rows = []
+    for rate in RATES:
+        rs = [load(a, f"experts-{rate}-{rec}-seed0") for rec in RECIPES]
+        rows.append([rate] + [figure(r) for r in rs])
+    lines += table(["experts"] + RECIPES, rows) + [""] + verdicts(a) + [""]
+    lines += ["Top-1 agreement and mean router agreement of the default recipe:", ""]
+    rows = []
+    for rate in RATES:
+        r = load(a, f"experts-{rate}-default-seed0")
+        if r:
+            rows.append([rate, f"{r['kld']['median']:.5f}", f"{r['kld']['p99']:.4f}", f"{100 * r['top1']:.2f} %",
+                         f"{100 * r['router']['mean']:.2f} %", f"{100 * r['router']['min']:.2f} %",
+                         f"{r['ppl']['src']:.3f}", f"{r['ppl']['dst']:.3f}", f"{r['bits']['file']:.3f}"])
+    lines += table(["experts", "median KLD", "p99 KLD", "top-1", "router", "worst layer", "ppl original", "ppl", "bits of file"], rows) + [""]
+    lines += ["## Seeds", "", "KLD for three seeds of the random signs:", ""]
+    rows = []
+    for rate in SEED_RATES:
+        for rec in RECIPES[:3]:
+            rs = [load(a, f"experts-{rate}-{rec}-seed{s}") for s in range(3)]
+            rows.append([rate, rec] + [figure(r) for r in rs])
+    lines += table(["experts", "recipe", "seed 0", "seed 1", "seed 2"], rows) + [""]
+    lines += ["## Rate of the trunk", "", "Experts at 2.3 bits, default recipe:", ""]
+    rows = []
+    for t in TRUNKS:
+        r = load(a, f"trunk-{t}")
+        if r:
+            rows.append([t, figure(r), f"{100 * r['top1']:.2f} %", f"{100 * r['router']['mean']:.2f} %",
+                         f"{r['convert']['models'][0]['total_bytes'] / 1e6:.1f} MB"])
+    lines += table(["trunk", "KLD", "top-1", "router", "weight files"], rows) + [""]
+    r, b = load(a, "routed-weight"), load(a, "experts-2.3125-default-seed0")
+    if r and b:
+        lines += ["## Whose tokens make an expert's Hessian", "",
+                  f"At 2.3125 bits: all tokens {b['kld']['mean']:.5f}, routed tokens {r['kld']['mean']:.5f}.", ""]
+    (ROOT / "docs/quality.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+def main():
+    shared = pathlib.Path(os.environ.get("KONDENSE_SHARED", ROOT / "../shared"))
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--binary", default=ROOT / "build/kondense")
+    p.add_argument("--model", default=shared / "models/k3-mini")
+    p.add_argument("--calib", default=shared / "text/calib.txt")
+    p.add_argument("--text", default=shared / "text/wiki-small.txt")
+    p.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/quality")
+    p.add_argument("--tmp", default=None, help="folder for the models while they exist")
+    p.add_argument("--jobs", type=int, default=1)
+    p.add_argument("--only", default="", help="run only cells whose name contains this")
+    p.add_argument("--write", action="store_true")
+    a = p.parse_args()
+    a.threads = max(1, (os.cpu_count() or 1) // a.jobs)
+    a.out.mkdir(parents=True, exist_ok=True)
+    if not a.write:
+        todo = [c for c in cells() if a.only in c[0]]
+        with ThreadPoolExecutor(a.jobs) as pool:
+            for f in [pool.submit(run_cell, a, *c) for c in todo]:
+                f.result()
+    write(a)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
