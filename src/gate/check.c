@@ -39,6 +39,20 @@ static void base_name(char *out, size_t size, const char *path)
     snprintf(out, size, "%.*s", (int)(n - from), path + from);
 }
 
+int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst, struct kd_err *err)
+{
+    struct kd_ckpt *a = NULL, *b = NULL;
+    base_name(c->src_name, sizeof c->src_name, src);
+    base_name(c->dst_name, sizeof c->dst_name, dst);
+    int rc = kd_ckpt_open(&a, src, false, err) || kd_ckpt_open(&b, dst, false, err) ||
+             kd_check_sizes(c, a, b, err);
+    if (a)
+        kd_ckpt_close(a);
+    if (b)
+        kd_ckpt_close(b);
+    return rc ? -1 : 0;
+}
+
 static int same_shape(const struct kd_k3_cfg *a, const struct kd_k3_cfg *b, struct kd_err *err)
 {
     if (a->hidden == b->hidden && a->layers == b->layers && a->dense_layers == b->dense_layers &&
@@ -83,12 +97,22 @@ static int refuse_other_text(const struct work *w, struct kd_err *err)
     return 0;
 }
 
-/* Where the receipt of dst names its source, the reference must be of that one. */
+/* A source given beside the reference, and the source that the receipt of dst names, must be the
+ * reference's own. */
 static int refuse_other_source(const struct work *w, struct kd_err *err)
 {
-    if (w->has_src && strcmp(w->c->source_id, w->ref.head->source_id) != 0)
+    char id[65];
+    const char *want = w->ref.head->source_id;
+    if (w->has_src && kd_source_id(w->src.ck, id, err))
+        return -1;
+    if (w->has_src && strcmp(id, want) != 0)
         return kd_fail(err, KD_EINVAL, "%s: the reference is of another source than %s",
                        w->plan->ref_in, w->plan->src);
+    if (kd_source_id_receipt(w->plan->dst, id, err))
+        return -1;
+    if (id[0] && strcmp(id, want) != 0)
+        return kd_fail(err, KD_EINVAL, "%s: the reference is of another source than %s was made of",
+                       w->plan->ref_in, w->plan->dst);
     return 0;
 }
 
@@ -115,7 +139,6 @@ static int begin_ref(struct work *w, struct kd_err *err)
     w->doc = w->ref.doc;
     snprintf(c->src_name, sizeof c->src_name, "%s", h->name);
     snprintf(c->text_sha256, sizeof c->text_sha256, "%.64s", h->text_sha256);
-    snprintf(c->source_id, sizeof c->source_id, "%.64s", h->source_id);
     return 0;
 }
 
@@ -156,8 +179,9 @@ static int begin_out(struct work *w, struct kd_err *err)
                                    .weights = c->src_weights,
                                    .file_bytes = c->src_file_bytes};
     snprintf(w->head.text_sha256, sizeof w->head.text_sha256, "%s", c->text_sha256);
-    snprintf(w->head.source_id, sizeof w->head.source_id, "%s", c->source_id);
     snprintf(w->head.name, sizeof w->head.name, "%s", c->src_name);
+    if (kd_source_id(w->src.ck, w->head.source_id, err))
+        return -1;
     return kd_ref_create(&w->out, w->plan->ref_out, &w->head, &w->text, w->special,
                          &w->src.ends.head, err);
 }
@@ -171,8 +195,7 @@ static int begin(struct work *w, struct kd_err *err)
         return -1;
     if (p->src) {
         base_name(c->src_name, sizeof c->src_name, p->src);
-        if (kd_side_open(&w->src, p->src, err) || same_shape(&w->src.cfg, &w->dst.cfg, err) ||
-            kd_source_id(w->src.ck, c->source_id, err))
+        if (kd_side_open(&w->src, p->src, err) || same_shape(&w->src.cfg, &w->dst.cfg, err))
             return -1;
         w->has_src = true;
     }

@@ -33,7 +33,7 @@ struct kd_check_layer {
 struct kd_check {
     char src_name[128], dst_name[128];
     bool has_text; /* all but sizes and battery below is measured */
-    char text_sha256[65], source_id[65];
+    char text_sha256[65];
     int64_t rows, cols, docs, tokens, stream_samples;
 
     double kld_mean, kld_median, kld_p95, kld_p99, kld_max;
@@ -50,7 +50,9 @@ struct kd_check {
     struct kd_band band[KD_BANDS];
 
     struct kd_sizes dst;
-    double bits_experts, bits_experts_real, bits_trunk, bits_file; /* 0: has none */
+    double bits_experts, bits_trunk;           /* K: codes alone; 0: has none */
+    double bits_experts_real, bits_trunk_real; /* all bytes of those tensors */
+    double bits_file;                          /* all bytes of the files over the source's weights */
     int64_t src_weights, src_file_bytes;
 
     bool has_battery;
@@ -58,7 +60,7 @@ struct kd_check {
 };
 
 struct kd_check_plan {
-    const char *src; /* NULL with ref_in (or to hold the reference against it) */
+    const char *src; /* NULL with ref_in, or the model that the reference must be of */
     const char *dst;
     const char *text; /* may be NULL with ref_in */
     const char *ref_in, *ref_out;
@@ -72,6 +74,7 @@ int kd_check_run(struct kd_check *c, const struct kd_run *run, const struct kd_c
 /* Bits and bytes alone (a battery without text). */
 int kd_check_sizes(struct kd_check *c, const struct kd_ckpt *src, const struct kd_ckpt *dst,
                    struct kd_err *err) KD_MUST;
+int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst, struct kd_err *err) KD_MUST;
 void kd_check_release(struct kd_check *c);
 
 /* What kd_check_run makes its figures from: positions, their token's document and whether it is a

@@ -182,8 +182,9 @@ int kd_check_sizes(struct kd_check *c, const struct kd_ckpt *src, const struct k
     c->bits_experts = d->k[KD_PART_EXPERTS];
     if (experts)
         c->bits_experts_real = 8 * (double)d->bytes[KD_PART_EXPERTS] / (double)experts;
+    c->bits_trunk = d->k[KD_PART_TRUNK];
     if (trunk)
-        c->bits_trunk = 8 * (double)d->bytes[KD_PART_TRUNK] / (double)trunk;
+        c->bits_trunk_real = 8 * (double)d->bytes[KD_PART_TRUNK] / (double)trunk;
     if (c->src_weights)
         c->bits_file = 8 * (double)d->file_bytes / (double)c->src_weights;
     return 0;

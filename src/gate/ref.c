@@ -226,31 +226,55 @@ int kd_ref_fits(const struct kd_ref *r, const struct kd_k3_cfg *c, struct kd_err
     return 0;
 }
 
-static void add_tensor(struct kd_sha256 *sha, const struct kd_tensor *t)
-{
-    kd_sha256_add(sha, t->name, strlen(t->name) + 1);
-    kd_sha256_add(sha, t->dtype_name, strlen(t->dtype_name) + 1);
-    kd_sha256_add(sha, t->shape, sizeof *t->shape * (size_t)(t->rank > 0 ? t->rank : 0));
-    if (!t->data || strstr(t->name, ".experts."))
-        return;
-    int64_t end = t->bytes < 256 ? t->bytes : 256;
-    kd_sha256_add(sha, t->data, (size_t)end);
-    kd_sha256_add(sha, t->data + t->bytes - end, (size_t)end);
-}
-
 int kd_source_id(const struct kd_ckpt *ck, char out[65], struct kd_err *err)
 {
     struct kd_sha256 sha;
-    struct kd_buf config;
-    kd_buf_init(&config, 64 << 20);
-    if (kd_json_dump(&config, kd_ckpt_config(ck), err) || kd_sha256_init(&sha, err)) {
-        kd_buf_release(&config);
+    char path[4096], hex[65];
+    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
+        kd_sha256_file(path, hex, err) || kd_sha256_init(&sha, err))
+        return -1;
+    kd_sha256_add(&sha, hex, 64);
+    int rc = 0;
+    for (int s = 0; s < kd_ckpt_shard_count(ck) && !rc; s++) {
+        rc = kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err) ||
+             kd_sha256_file(path, hex, err);
+        if (!rc)
+            kd_sha256_add(&sha, hex, 64);
+    }
+    kd_sha256_hex(&sha, out);
+    return rc ? -1 : 0;
+}
+
+int kd_source_id_receipt(const char *dir, char out[65], struct kd_err *err)
+{
+    struct kd_sha256 sha;
+    struct kd_json *root;
+    char path[4096];
+    out[0] = 0;
+    if (kd_path_join(path, sizeof path, dir, "kondense.json", err))
+        return -1;
+    if (!kd_file_exists(path))
+        return 0;
+    if (kd_json_load(&root, path, (size_t)1 << 30, err))
+        return -1;
+    const struct kd_json *source = kd_json_get(kd_json_get(root, "settings"), "source");
+    const struct kd_json *shards = kd_json_get(source, "shards");
+    const char *hex = kd_json_text(kd_json_get(source, "config_sha256"), NULL);
+    if (!hex || strlen(hex) != 64 || !kd_json_count(shards)) {
+        kd_json_free(root);
+        return 0;
+    }
+    if (kd_sha256_init(&sha, err)) {
+        kd_json_free(root);
         return -1;
     }
-    kd_sha256_add(&sha, config.data, config.size_bytes);
-    kd_buf_release(&config);
-    for (int64_t i = 0; i < kd_ckpt_count(ck); i++)
-        add_tensor(&sha, kd_ckpt_at(ck, i));
+    kd_sha256_add(&sha, hex, 64);
+    for (size_t i = 0; i < kd_json_count(shards); i++) {
+        hex = kd_json_text(kd_json_get(kd_json_at(shards, i), "sha256"), NULL);
+        if (hex)
+            kd_sha256_add(&sha, hex, strlen(hex));
+    }
     kd_sha256_hex(&sha, out);
+    kd_json_free(root);
     return 0;
 }

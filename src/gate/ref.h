@@ -58,8 +58,9 @@ void kd_ref_layer(const struct kd_ref *r, int64_t layer, const int32_t **ids, co
 /* -1 unless a model of this config can be held against it. */
 int kd_ref_fits(const struct kd_ref *r, const struct kd_k3_cfg *cfg, struct kd_err *err) KD_MUST;
 
-/* Names a checkpoint by its config, its tensors' names, types and shapes, and the ends of the bytes
- * of every tensor that is not an expert's. */
+/* Names a checkpoint: SHA-256 over the digests of config.json and of every shard, in their order. */
 int kd_source_id(const struct kd_ckpt *ck, char out[65], struct kd_err *err) KD_MUST;
+/* The same from what the receipt in `dir` says of its source; "" where there is none. */
+int kd_source_id_receipt(const char *dir, char out[65], struct kd_err *err) KD_MUST;
 
 #endif

@@ -30,8 +30,9 @@ static bool ends_with(const char *name, const char *suffix)
     return n >= m && !strcmp(name + n - m, suffix);
 }
 
-/* Weights a tensor stands for and code bits each; *weights = 0 for scales and side vectors. */
-static void count(const struct kd_tensor *t, int64_t *weights, double *k)
+/* Weights a tensor stands for and code bits each; *weights = 0 for scales and side vectors.
+ * *quantized: its bits are codes. */
+static void count(const struct kd_tensor *t, int64_t *weights, double *k, bool *quantized)
 {
     static const char *const side[] = {".weight_scale", ".weight_shape", ".suh", ".svh",
                                        ".mul1",         ".mcg",          ".kmask"};
@@ -40,6 +41,7 @@ static void count(const struct kd_tensor *t, int64_t *weights, double *k)
         n *= t->shape[i];
     *weights = 0;
     *k = 0;
+    *quantized = true;
     for (size_t i = 0; i < sizeof side / sizeof *side; i++)
         if (ends_with(t->name, side[i]))
             return;
@@ -51,29 +53,33 @@ static void count(const struct kd_tensor *t, int64_t *weights, double *k)
         *k = 4;
     } else {
         *weights = n;
+        *quantized = false;
         *k = t->rank >= 2 ? kd_dtype_bits(t->dtype) : 0; /* a vector is no matrix */
     }
 }
 
 int kd_sizes_of(const struct kd_ckpt *ck, struct kd_sizes *out, struct kd_err *err)
 {
-    double bits[KD_PART_COUNT] = {0}, coded[KD_PART_COUNT] = {0};
+    double bits[2][KD_PART_COUNT] = {{0}}, coded[2][KD_PART_COUNT] = {{0}};
     memset(out, 0, sizeof *out);
     for (int64_t i = 0; i < kd_ckpt_count(ck); i++) {
         const struct kd_tensor *t = kd_ckpt_at(ck, i);
         enum kd_part_kind p = part_of(t->name);
         int64_t weights;
         double k;
-        count(t, &weights, &k);
+        bool q;
+        count(t, &weights, &k, &q);
         out->bytes[p] += t->bytes;
         out->weights[p] += weights;
         if (k > 0) {
-            bits[p] += k * (double)weights;
-            coded[p] += (double)weights;
+            bits[q][p] += k * (double)weights;
+            coded[q][p] += (double)weights;
         }
     }
-    for (int p = 0; p < KD_PART_COUNT; p++)
-        out->k[p] = coded[p] > 0 ? bits[p] / coded[p] : 0;
+    for (int p = 0; p < KD_PART_COUNT; p++) {
+        int q = coded[1][p] > 0;
+        out->k[p] = coded[q][p] > 0 ? bits[q][p] / coded[q][p] : 0;
+    }
     for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
         char path[4096];
         if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err))
