@@ -58,8 +58,10 @@ struct kd_kern {
     void (*axpy)(float a, const float *x, float *y, int64_t n); /* y += a*x, one fma each */
     /* out = w .* x * rsqrt, rsqrt = 1/sqrtf(DOT16(x,x)/n + eps), ((x*rsqrt)*w), w may be NULL */
     void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *out);
-    void (*exp)(const float *x, float *out, int64_t n);     /* own polynomial, 2 ulp; 0 below -103 */
-    void (*sigmoid)(const float *x, float *out, int64_t n); /* 1/(1+exp(-x)) */
+    /* Elementwise; out may be x (or g, u). NaN in gives NaN out. Formulas: docs/numerics.md. */
+    /* Own polynomial, within 1 ulp; through the subnormals to 0 below -103.97, infinity above 88.72. */
+    void (*exp)(const float *x, float *out, int64_t n);
+    void (*sigmoid)(const float *x, float *out, int64_t n); /* e/(1+e) or 1/(1+e), e = exp(-|x|) */
     void (*silu)(const float *x, float *out, int64_t n);    /* x*sigmoid(x) */
     /* beta*tanh(g/beta)*sigmoid(g) * linear*tanh(u/linear); linear <= 0: the last factor is u */
     void (*situ)(const float *g, const float *u, float beta, float linear, float *out, int64_t n);
