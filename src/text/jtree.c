@@ -485,10 +485,13 @@ static int dump(const struct writer *w, const struct kd_jnode *n, int drop)
         kd_buf_add(w->out, n->text, n->bytes);
         return 0;
     case KD_JSON_INT:
-        kd_buf_str(w->out, strcmp(n->text, "-0") ? n->text : "0");
-        return 0;
     case KD_JSON_REAL:
-        dump_real(w->out, n->text);
+        if (w->style == KD_JSTYLE_COMPACT)
+            kd_buf_add(w->out, n->text, n->bytes);
+        else if (n->kind == KD_JSON_REAL)
+            dump_real(w->out, n->text);
+        else
+            kd_buf_str(w->out, strcmp(n->text, "-0") ? n->text : "0");
         return 0;
     case KD_JSON_STR:
         kd_jtree_quote(w->out, n->text, n->bytes);

@@ -42,11 +42,12 @@ const struct kd_jnode *kd_jtree_next(const struct kd_jtree *t, const struct kd_j
 const struct kd_jnode *kd_jtree_get(const struct kd_jtree *t, const struct kd_jnode *n, const char *key);
 bool kd_jnode_is(const struct kd_jnode *n, const char *text); /* a string with this content */
 
-/* As Python's json.dumps(value, ensure_ascii=False): numbers too ("1E2" is 100.0, "-0" is 0). */
+/* The first two as Python's json.dumps(value, ensure_ascii=False), numbers too ("1E2" is 100.0, "-0" is
+ * 0, and what overflows is Infinity); the third is always JSON. */
 enum kd_jstyle {
-    KD_JSTYLE_SPACED,  /* ", " and ": ", keys as they came */
-    KD_JSTYLE_COMPACT, /* "," and ":" */
-    KD_JSTYLE_SORTED   /* compact with keys sorted at every level */
+    KD_JSTYLE_SPACED, /* ", " and ": ", keys as they came */
+    KD_JSTYLE_SORTED, /* "," and ":", keys sorted at every level */
+    KD_JSTYLE_COMPACT /* "," and ":", keys as they came, numbers as they were written */
 };
 int kd_jtree_dump(struct kd_buf *out, const struct kd_jtree *t, const struct kd_jnode *n, enum kd_jstyle style,
                   struct kd_err *err) KD_MUST;
