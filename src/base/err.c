@@ -15,7 +15,7 @@ static int fill(struct kd_err *err, enum kd_code code, int sys, const char *fmt,
     return -1;
 }
 
-int kd_fail(struct kd_err *err, enum kd_code code, const char *fmt, ...)
+int (kd_fail)(struct kd_err *err, enum kd_code code, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -24,7 +24,7 @@ int kd_fail(struct kd_err *err, enum kd_code code, const char *fmt, ...)
     return -1;
 }
 
-int kd_fail_sys(struct kd_err *err, const char *fmt, ...)
+int (kd_fail_sys)(struct kd_err *err, const char *fmt, ...)
 {
     int sys = errno;
     va_list ap;
@@ -40,7 +40,7 @@ int kd_fail_sys(struct kd_err *err, const char *fmt, ...)
     return -1;
 }
 
-int kd_wrap(struct kd_err *err, const char *fmt, ...)
+int (kd_wrap)(struct kd_err *err, const char *fmt, ...)
 {
     if (!err)
         return -1;
