@@ -1,6 +1,8 @@
-/* Calibration and evaluation text: a plain UTF-8 file (documents separated by "\n\n<|doc|>\n", joined
- * without it and without BOS) or chat JSONL (one request a line, rendered by the template; a "messages"
- * key makes a line a chat). Tokens are cut into rows of exactly `cols`; the tail is dropped. */
+/* Calibration and evaluation text: a plain UTF-8 file (documents separated by "\n\n<|doc|>\n", each
+ * tokenised alone, joined without the separator and without BOS) or JSONL, told by its first line: one
+ * {"text": "..."} or one chat request a line; a "messages" key makes a line a chat, which the template
+ * renders (without a generation prompt unless the request asks for it). Tokens are cut into rows of
+ * exactly `cols`; the tail is dropped. */
 #ifndef KD_TEXT_CORPUS_H
 #define KD_TEXT_CORPUS_H
 
