@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
+#include "model/k3_names.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -92,24 +93,50 @@ static bool pads_well(int64_t rows, int64_t cols)
     return padded * 4 <= rows * cols * 5;
 }
 
-/* Decides one source tensor. Returns 0 when it has no entry of its own (a weight_scale). */
-static int classify(struct kd_out_tensor *t, const struct kd_tensor *s, const struct kd_rate_wish *wish)
+/* Shape and dtype: the header's, or what the config says where only the index is there. */
+static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s, const struct kd_k3_map *map,
+                      struct kd_err *err)
 {
-    const char *rest;
-    size_t n = strlen(s->name);
     memset(t, 0, sizeof *t);
     t->src = s;
+    if (s->rank >= 0) {
+        memcpy(t->dtype_name, s->dtype_name, sizeof t->dtype_name);
+        memcpy(t->shape, s->shape, sizeof t->shape);
+        t->rank = s->rank;
+        t->src_bytes = s->bytes;
+        return 0;
+    }
+    struct kd_k3_name name;
+    if (!kd_k3_name_parse(map, s->name, &name) || name.rank < 0 || !name.dtype)
+        return kd_fail(err, KD_EINVAL, "'%s': its shard is not there and the config does not tell its shape",
+                       s->name);
+    snprintf(t->dtype_name, sizeof t->dtype_name, "%s", name.dtype);
+    t->rank = name.rank;
+    t->src_bytes = !strcmp(name.dtype, "F32") ? 4 : !strcmp(name.dtype, "BF16") ? 2 : 1;
+    for (int d = 0; d < name.rank; d++) {
+        t->shape[d] = name.shape[d];
+        t->src_bytes *= name.shape[d];
+    }
+    return 0;
+}
+
+/* Decides one source tensor. Returns 0 when it has no entry of its own (a weight_scale). */
+static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
+{
+    const char *rest;
+    const struct kd_tensor *s = t->src;
+    size_t n = strlen(s->name);
     t->layer = layer_of(s->name, &rest);
     t->expert = -1;
-    t->bytes = s->bytes;
+    t->bytes = t->src_bytes;
     bool packed = ends_with(s->name, n, ".weight_packed");
     bool expert = t->layer >= 0 && expert_of(rest, t);
     if (expert && ends_with(s->name, n, ".weight_scale"))
         return 0;
-    if (s->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
+    if (t->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
         return 1;
-    t->rows = s->shape[0];
-    t->cols = s->shape[1] * (packed ? 2 : 1);
+    t->rows = t->shape[0];
+    t->cols = t->shape[1] * (packed ? 2 : 1);
     unsigned rate = expert ? (unsigned)RATE16_MIN : packed ? 0 : trunk_rate(wish, t, rest);
     if (rate && !pads_well(t->rows, t->cols)) {
         t->kept_for_padding = true;
@@ -187,8 +214,7 @@ int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_pl
             rc = kd_exl3_plan(p, t->key, kd_exl3_pad(t->cols), kd_exl3_pad(t->rows),
                               kd_rate_from16(t->rate16), r->wish.cb, err);
         else
-            rc = kd_st_plan_add(p, t->key, t->src->dtype_name, t->src->rank, t->src->shape,
-                                t->src->bytes, err);
+            rc = kd_st_plan_add(p, t->key, t->dtype_name, t->rank, t->shape, t->src_bytes, err);
         if (rc) {
             kd_st_plan_release(p);
             return -1;
@@ -281,17 +307,18 @@ static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct
     return 0;
 }
 
-static int collect(struct kd_rates *r, const struct kd_ckpt *ck, struct kd_err *err)
+static int collect(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, struct kd_err *err)
 {
+    struct kd_k3_map map;
     int64_t n = kd_ckpt_count(ck), name_bytes = 0;
-    if (kd_mem_zero(&r->t, n, sizeof *r->t, "tensor list", err))
+    if (kd_k3_map_init(&map, cfg, kd_ckpt_config(ck), err) ||
+        kd_mem_zero(&r->t, n, sizeof *r->t, "tensor list", err))
         return -1;
     for (int64_t i = 0; i < n; i++) {
         const struct kd_tensor *s = kd_ckpt_at(ck, i);
-        if (!s->data && s->bytes)
-            return kd_fail(err, KD_EINVAL, "the shard '%s' with '%s' is not there",
-                           kd_ckpt_shard_name(ck, s->shard), s->name);
-        if (!classify(&r->t[r->count], s, &r->wish))
+        if (take_shape(&r->t[r->count], s, &map, err))
+            return -1;
+        if (!classify(&r->t[r->count], &r->wish))
             continue;
         name_bytes += (int64_t)strlen(s->name) + 1;
         r->count++;
@@ -312,7 +339,7 @@ int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_
 {
     memset(r, 0, sizeof *r);
     r->wish = *wish;
-    if (collect(r, ck, err) || assign_shards(r, cfg, err))
+    if (collect(r, ck, cfg, err) || assign_shards(r, cfg, err))
         goto fail;
     if (wish->size_bytes > 0) {
         if (fit(r, cfg, err))
@@ -361,8 +388,8 @@ struct kd_rate_sum kd_rates_sum(const struct kd_rates *r, char which)
         s.bytes += t->bytes;
         if (!t->quantized) {
             int64_t n = 1;
-            for (int d = 0; d < t->src->rank; d++)
-                n *= t->src->shape[d];
+            for (int d = 0; d < t->rank; d++)
+                n *= t->shape[d];
             s.weights += n;
             continue;
         }

@@ -16,7 +16,10 @@
 enum kd_proj { KD_PROJ_W1, KD_PROJ_W3, KD_PROJ_W2, KD_PROJ_COUNT };
 
 struct kd_out_tensor {
-    const struct kd_tensor *src; /* the source tensor (weight or weight_packed) */
+    const struct kd_tensor *src; /* the source tensor (weight or weight_packed); its data may be absent */
+    char dtype_name[16];         /* of the source, with rank and shape: from its header, or from the */
+    int rank;                    /* config where only the index is there */
+    int64_t shape[KD_RANK_MAX], src_bytes;
     char *key;                   /* quantized: name without ".weight"; stored: the whole name */
     int32_t layer;               /* -1: not of a layer */
     int32_t expert;              /* -1: not an expert */
@@ -51,6 +54,7 @@ struct kd_rates {
     void *names;
 };
 
+/* Works on an index alone too (planning); then only the size of the output is known, not its bytes. */
 int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
                   const struct kd_rate_wish *wish, struct kd_err *err) KD_MUST;
 void kd_rates_release(struct kd_rates *r);

@@ -180,7 +180,7 @@ static void storage_entry(const struct kd_job *j, struct kd_jw *w, const struct 
     kd_jw_open(w, t->key, '{');
     kd_jw_open(w, "stored_tensors", '{');
     if (!t->quantized) {
-        stored_tensor(w, t->key, "", t->src->rank, t->src->shape, t->src->bytes, torch_name(t->src->dtype_name));
+        stored_tensor(w, t->key, "", t->rank, t->shape, t->src_bytes, torch_name(t->dtype_name));
         kd_jw_close(w, '}');
         kd_jw_close(w, '}');
         return;
