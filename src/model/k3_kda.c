@@ -66,24 +66,47 @@ void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *
     }
 }
 
-/* Convolution and SiLU of one head and stream at token t of a segment. */
+void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x, int64_t n,
+                float *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = w[i * taps] * x[0][i];
+    for (int64_t tap = 1; tap < taps; tap++)
+        for (int64_t i = 0; i < n; i++)
+            out[i] += w[i * taps + tap] * x[tap][i];
+    k->silu(out, out, n);
+}
+
+/* Convolution of one head and stream at token t of a segment. */
 static void conv_row(const struct kda_job *j, const struct kd_k3_seg *seg, int stream, const float *raw,
                      const float *w, int64_t h, int64_t t, float *out)
 {
     int64_t D = j->c->kda_dim, W = j->c->conv, ch = j->L->heads * D;
+    const float *x[KD_K3_CONV_MAX];
     for (int64_t tap = 0; tap < W; tap++) {
         int64_t at = t - (W - 1) + tap;
-        const float *x = at >= 0 ? raw + (seg->first + at) * ch + h * D
-                                 : seg->state->conv + (stream * (W - 1) + W - 1 + at) * ch + h * D;
-        const float *tw = w + h * D * W + tap;
-        if (tap == 0)
-            for (int64_t d = 0; d < D; d++)
-                out[d] = tw[d * W] * x[d];
-        else
-            for (int64_t d = 0; d < D; d++)
-                out[d] += tw[d * W] * x[d];
+        x[tap] = at >= 0 ? raw + (seg->first + at) * ch + h * D
+                         : seg->state->conv + (stream * (W - 1) + W - 1 + at) * ch + h * D;
     }
-    j->kern->silu(out, out, D);
+    kd_k3_conv(j->kern, w + h * D * W, W, x, D, out);
+}
+
+void kd_k3_decay(const struct kd_kern *k, const struct kd_k3_cfg *c, const float *z, const float *dt_bias,
+                 float ea, float *tmp, float *g)
+{
+    int64_t n = c->kda_dim;
+    for (int64_t i = 0; i < n; i++)
+        tmp[i] = z[i] + dt_bias[i];
+    if (c->bounded_gate) {
+        for (int64_t i = 0; i < n; i++)
+            tmp[i] *= ea;
+        k->sigmoid(tmp, g, n);
+    } else {
+        kd_k3_softplus(k, tmp, tmp + n, g, n);
+    }
+    float scale = c->bounded_gate ? c->gate_lower_bound : -ea;
+    for (int64_t i = 0; i < n; i++)
+        g[i] *= scale;
 }
 
 static void scale_to_unit(const struct kd_kern *k, float *x, int64_t n, float times)
@@ -99,27 +122,14 @@ static void token_inputs(const struct kda_job *j, const struct kd_k3_seg *seg, i
 {
     const struct kd_k3_layer *L = j->L;
     int64_t D = j->c->kda_dim, ch = L->heads * D;
-    float *q = s->q + row * D, *k = s->k + row * D, *g = s->g + row * D;
+    float *q = s->q + row * D, *k = s->k + row * D;
     conv_row(j, seg, 0, j->q, L->q_conv, h, t, q);
     conv_row(j, seg, 1, j->k, L->k_conv, h, t, k);
     conv_row(j, seg, 2, j->v, L->v_conv, h, t, s->v + row * D);
     scale_to_unit(j->kern, q, D, 1.0f / sqrtf((float)D));
     scale_to_unit(j->kern, k, D, 1.0f);
     const float *z = j->z + (seg->first + t) * ch + h * D, *dt = L->dt_bias + h * D;
-    float ea = j->ea[h];
-    if (j->c->bounded_gate) {
-        for (int64_t d = 0; d < D; d++)
-            g[d] = ea * (z[d] + dt[d]);
-        j->kern->sigmoid(g, g, D);
-        for (int64_t d = 0; d < D; d++)
-            g[d] *= j->c->gate_lower_bound;
-    } else {
-        for (int64_t d = 0; d < D; d++)
-            s->left[d] = z[d] + dt[d];
-        kd_k3_softplus(j->kern, s->left, s->rk, g, D);
-        for (int64_t d = 0; d < D; d++)
-            g[d] *= -ea;
-    }
+    kd_k3_decay(j->kern, j->c, z, dt, j->ea[h], s->left, s->g + row * D);
 }
 
 /* y = RMS(o) * o_norm * sigmoid(gate) */
@@ -299,6 +309,9 @@ int kd_k3_kda_core(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
                    const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count, float *y,
                    struct kd_err *err)
 {
+    if (c->conv < 1 || c->conv > KD_K3_CONV_MAX)
+        return kd_fail(err, KD_ENOTSUP, "a convolution of %lld taps: 1 to %d", (long long)c->conv,
+                       KD_K3_CONV_MAX);
     int64_t ch = L->heads * c->kda_dim, threads = kd_pool_threads(r->pool);
     struct kda_job j = {.kern = r->kern, .c = c, .L = L, .segs = segs, .y = y,
                         .mem_each = scratch_floats(c->kda_dim)};
