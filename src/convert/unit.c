@@ -84,13 +84,22 @@ int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *
     return rc;
 }
 
-static int check_entry(const struct entry *e, int64_t bytes)
+enum { DIMENSION_MAX = 1 << 24 };
+
+static bool inside(int64_t at, int64_t size, int64_t bytes)
+{
+    return at >= 0 && at % 2 == 0 && at <= bytes && size <= bytes - at;
+}
+
+static bool check_entry(const struct entry *e, int64_t bytes)
 {
     struct kd_rate rate = {(uint8_t)e->base, (uint16_t)e->mask};
-    return e->k > 0 && e->n > 0 && e->k % 128 == 0 && e->n % 128 == 0 && e->base >= 1 && e->base <= 8 &&
-           e->cb <= KD_CB_MUL1 && e->codes_bytes == e->k / 16 * (e->n / 16) * kd_rate_tile_bytes(rate) &&
-           e->codes_at >= 0 && e->codes_at + e->codes_bytes <= bytes && e->suh_at >= 0 &&
-           e->suh_at + 2 * e->k <= bytes && e->svh_at >= 0 && e->svh_at + 2 * e->n <= bytes;
+    return e->k > 0 && e->k <= DIMENSION_MAX && e->k % 128 == 0 && e->n > 0 && e->n <= DIMENSION_MAX &&
+           e->n % 128 == 0 && e->cols > 0 && e->cols <= e->k && e->rows > 0 && e->rows <= e->n &&
+           e->base >= 1 && e->base <= 8 && e->mask <= 0xffff && kd_rate_to16(rate) <= 128 && e->cb <= KD_CB_MUL1 &&
+           e->codes_bytes == e->k / 16 * (e->n / 16) * kd_rate_tile_bytes(rate) &&
+           inside(e->codes_at, e->codes_bytes, bytes) && inside(e->suh_at, 2 * e->k, bytes) &&
+           inside(e->svh_at, 2 * e->n, bytes);
 }
 
 static int parse(struct kd_unit *u, const char *path, uint64_t digest, struct kd_err *err)
