@@ -15,6 +15,12 @@ struct values {
     uint32_t f16, bf16, fp4, position;
 };
 
+/* Which NaN a product yields is the machine's choice. */
+KD_HD static uint32_t pattern(float x)
+{
+    return x == x ? kd_f32_bits(x) : 0x7fc00000u;
+}
+
 KD_HD static struct values values_at(uint32_t i)
 {
     struct values v;
@@ -27,7 +33,7 @@ KD_HD static struct values values_at(uint32_t i)
     v.f16 = kd_f32_bits(kd_f16_f32((uint16_t)i));
     v.bf16 = kd_f32_bits(kd_bf16_f32((uint16_t)i));
     uint8_t packed = (uint8_t)i, scale = (uint8_t)(i >> 8);
-    v.fp4 = kd_f32_bits(kd_mxfp4_f32(&packed, &scale, 0)) ^ kd_f32_bits(kd_mxfp4_f32(&packed, &scale, 1)) * 31u;
+    v.fp4 = pattern(kd_mxfp4_f32(&packed, &scale, 0)) ^ pattern(kd_mxfp4_f32(&packed, &scale, 1)) * 31u;
     v.tile_bytes = (uint16_t)kd_rate_tile_bytes(kd_rate_from16(16 + i % 113));
     v.position = kd_tile_row(i & 255u) * 16 + kd_tile_col(i & 255u);
     return v;
