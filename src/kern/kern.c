@@ -98,10 +98,6 @@ KD_WEAK void kd_kern_set_exl3_avx2(struct kd_kern *k)
 {
     (void)k;
 }
-KD_WEAK void kd_kern_set_exl3_avx512(struct kd_kern *k)
-{
-    (void)k;
-}
 KD_WEAK void kd_kern_set_exl3_neon(struct kd_kern *k)
 {
     (void)k;

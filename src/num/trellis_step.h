@@ -89,8 +89,8 @@ KD_HD static inline uint16_t kd_codebook_f16(enum kd_codebook cb, unsigned state
  * stops at KD_SEARCH_CAP. With costs kept as 1024 + cost a half-precision fma of
  * (D / 2^(shift/2))^2 gives the same integer. */
 enum {
-    KD_SEARCH_CAP = 1023,
-    KD_SEARCH_LOWER = 16 /* after so many positions of a pass the least cost is subtracted */
+    KD_SEARCH_CAP = 1000,
+    KD_SEARCH_LOWER = 8 /* after so many positions of a pass the least cost is subtracted */
 };
 
 struct kd_search_grid {
@@ -100,11 +100,12 @@ struct kd_search_grid {
 
 KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, enum kd_codebook cb)
 {
-    /* The unit of cost follows the error a rate leaves: 2^(shift - 2 grid). */
+    /* The unit of cost, 2^(shift - 2 grid), follows the error that a rate leaves; the grid is fine
+     * enough for its own error not to count beside it. */
     unsigned k = (kd_rate_to16(r) + 7u) / 16u;
     struct kd_search_grid g;
-    g.grid = k <= 3 ? 7 : k <= 5 ? 8 : (int)k + 3;
-    g.shift = k <= 2 ? 8 : k <= 4 ? 6 : 4;
+    g.grid = k <= 2 ? 7 : k == 3 ? 8 : k <= 5 ? 9 : (int)k + 4;
+    g.shift = k <= 4 ? 8 : 6;
     g.high = cb == KD_CB_MUL1 ? 3.34765625f : 3.94921875f;
     g.low = cb == KD_CB_MUL1 ? -3.453125f : -3.94921875f;
     return g;

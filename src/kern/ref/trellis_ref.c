@@ -112,12 +112,12 @@ static void trellis_search_ref(const float *target, int64_t tiles, struct kd_rat
     struct kd_trellis_scratch *m = scratch;
     struct search s = {.rate = rate, .grid = kd_search_grid_of(rate, cb)};
 
-    s.value = m->value[0];
-    s.cost[0] = m->cost[0];
-    s.cost[1] = m->cost[1];
+    s.value = m->natural;
+    s.cost[0] = m->cost[0][0];
+    s.cost[1] = m->cost[0][1];
     s.branch = m->trace;
     for (unsigned i = 0; i < 65536; i++)
-        s.value[i] = (int16_t)kd_search_value(s.grid, kd_codebook_f16(cb, i));
+        s.value[i] = (int16_t)kd_search_value(s.grid, kd_codebook_table(cb)[i]);
     for (int64_t t = 0; t < tiles; t++)
         search_tile(&s, target + 256 * t, (unsigned)seam, states + 256 * t);
 }
