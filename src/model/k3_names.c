@@ -93,8 +93,18 @@ static const struct row {
     {"model.norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}},
     {"model.output_attn_res_norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}},
     {"model.output_attn_res_proj", KD_K3_FINAL, GLOBAL, 0, 0, {ONE, HIDDEN}},
-    {"vision_tower.patch_embed.proj", KD_K3_VISION, ON_VISION, 0, 0, {V_HIDDEN, THREE, V_PATCH, V_PATCH}},
-    {"vision_tower.patch_embed.pos_emb", KD_K3_VISION, ON_VISION, 0, 0, {V_POS_H, V_POS_W, V_HIDDEN}},
+    {"vision_tower.patch_embed.proj",
+     KD_K3_VISION,
+     ON_VISION,
+     0,
+     0,
+     {V_HIDDEN, THREE, V_PATCH, V_PATCH}},
+    {"vision_tower.patch_embed.pos_emb",
+     KD_K3_VISION,
+     ON_VISION,
+     0,
+     0,
+     {V_POS_H, V_POS_W, V_HIDDEN}},
     {"vision_tower.encoder.final_layernorm", KD_K3_VISION, ON_VISION, 0, 0, {V_HIDDEN}},
     {"norm0", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}},
     {"norm1", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}},
@@ -234,8 +244,8 @@ enum kd_k3_kind kd_k3_row_kind(int row)
 const char *kd_k3_kind_name(enum kd_k3_kind kind)
 {
     static const char *const names[KD_K3_KINDS] = {
-        "routed", "kda",  "mla",  "router", "latent", "shared",    "dense",
-        "norms",  "embed", "head", "final", "vision", "projector", "unknown"};
+        "routed", "kda",   "mla",  "router", "latent", "shared",    "dense",
+        "norms",  "embed", "head", "final",  "vision", "projector", "unknown"};
     return names[kind];
 }
 
@@ -297,16 +307,21 @@ static bool starts(const char **s, const char *with)
 }
 
 /* Shape, dtype and parameters of one part of a row. */
-static bool describe(const struct kd_k3_map *m, const struct row *r, const char *suffix, struct kd_k3_name *out)
+static bool describe(const struct kd_k3_map *m, const struct row *r, const char *suffix,
+                     struct kd_k3_name *out)
 {
     static const struct {
         const char *suffix;
-        enum kd_k3_part part;
+        enum kd_k3_stored part;
         const char *dtype;
-    } parts[] = {{".weight_packed", KD_K3_PACKED, "U8"}, {".weight_scale", KD_K3_SCALE, "U8"},
-                 {".trellis", KD_K3_CODES, "I16"},       {".ktrellis", KD_K3_CODES, "I16"},
-                 {".suh", KD_K3_SIDE, "F16"},            {".svh", KD_K3_SIDE, "F16"},
-                 {".mul1", KD_K3_SIDE, "I32"},           {".mcg", KD_K3_SIDE, "I32"},
+    } parts[] = {{".weight_packed", KD_K3_PACKED, "U8"},
+                 {".weight_scale", KD_K3_SCALE, "U8"},
+                 {".trellis", KD_K3_CODES, "I16"},
+                 {".ktrellis", KD_K3_CODES, "I16"},
+                 {".suh", KD_K3_SIDE, "F16"},
+                 {".svh", KD_K3_SIDE, "F16"},
+                 {".mul1", KD_K3_SIDE, "I32"},
+                 {".mcg", KD_K3_SIDE, "I32"},
                  {".kmask", KD_K3_SIDE, "I32"}};
     int64_t d[KD_K3_DIMS_MAX];
     int rank = 0;
@@ -346,19 +361,22 @@ static bool describe(const struct kd_k3_map *m, const struct row *r, const char 
 /* Routed experts are nearly all names of a checkpoint: found without a walk through the table. */
 static bool parse_expert(const struct kd_k3_map *m, const char *rest, struct kd_k3_name *out)
 {
-    if (!number(&rest, m->cfg->experts, &out->expert) || rest[0] != 'w' || rest[1] < '1' || rest[1] > '3')
+    if (!number(&rest, m->cfg->experts, &out->expert) || rest[0] != 'w' || rest[1] < '1' ||
+        rest[1] > '3')
         return false;
     out->row = rest[1] - '1';
     return in_layer(m, &rows[out->row], out->layer) && describe(m, &rows[out->row], rest + 2, out);
 }
 
-static bool parse_rest(const struct kd_k3_map *m, const char *rest, bool block, struct kd_k3_name *out)
+static bool parse_rest(const struct kd_k3_map *m, const char *rest, bool block,
+                       struct kd_k3_name *out)
 {
     for (out->row = 3; out->row < ROWS; out->row++) {
         const struct row *r = &rows[out->row];
         const char *suffix = rest;
-        if ((r->where == ON_BLOCK) == block && starts(&suffix, r->base) && (!*suffix || *suffix == '.') &&
-            in_layer(m, r, out->layer) && describe(m, r, suffix, out))
+        if ((r->where == ON_BLOCK) == block && starts(&suffix, r->base) &&
+            (!*suffix || *suffix == '.') && in_layer(m, r, out->layer) &&
+            describe(m, r, suffix, out))
             return true;
     }
     return false;
@@ -380,8 +398,8 @@ static bool parse(const struct kd_k3_map *m, const char *name, struct kd_k3_name
 
 bool kd_k3_name_parse(const struct kd_k3_map *m, const char *name, struct kd_k3_name *out)
 {
-    static const struct kd_k3_name nothing = {.kind = KD_K3_UNKNOWN, .row = -1, .layer = -1, .expert = -1,
-                                              .rank = -1};
+    static const struct kd_k3_name nothing = {
+        .kind = KD_K3_UNKNOWN, .row = -1, .layer = -1, .expert = -1, .rank = -1};
     *out = nothing;
     if (!parse(m, name, out)) {
         *out = nothing;

@@ -1,6 +1,7 @@
 /* What a tensor's name means in a Kimi K3: which part of the model, which layer and expert, and the
- * shape and dtype that the config asks for. One table for inspect, planning and accounting. Names are
- * taken with or without the "language_model." prefix; matrices as plain weights, MXFP4 or EXL3. */
+ * shape and dtype that the config asks for. One table for inspect, planning and accounting. Names
+ * are taken with or without the "language_model." prefix; matrices as plain weights, MXFP4 or EXL3.
+ */
 #ifndef KD_MODEL_K3_NAMES_H
 #define KD_MODEL_K3_NAMES_H
 
@@ -27,7 +28,7 @@ enum kd_k3_kind {
     KD_K3_KINDS
 };
 
-enum kd_k3_part {
+enum kd_k3_stored {
     KD_K3_PLAIN,  /* values as they are */
     KD_K3_PACKED, /* MXFP4 codes, two a byte */
     KD_K3_SCALE,  /* MXFP4 scales, one byte for 32 values */
@@ -49,7 +50,7 @@ struct kd_k3_map {
 
 struct kd_k3_name {
     enum kd_k3_kind kind;
-    enum kd_k3_part part;
+    enum kd_k3_stored part;
     int row;    /* of the table: kd_k3_row_name; -1 when unknown */
     int layer;  /* or vision block; -1: neither */
     int expert; /* -1: none */
@@ -58,7 +59,8 @@ struct kd_k3_name {
     int64_t shape[KD_K3_DIMS_MAX];
     const char *dtype; /* as the release stores it; NULL when nothing is expected */
     int64_t params;    /* of the model that this tensor stands for: 0 for scales and side tensors */
-    int64_t rows, cols; /* the matrix (outputs x inputs) behind packed, scale and EXL3 parts, else 0 */
+    int64_t rows,
+        cols; /* the matrix (outputs x inputs) behind packed, scale and EXL3 parts, else 0 */
 };
 
 /* cfg must stay. A vision_config out of bounds is an error. */
@@ -71,7 +73,8 @@ const char *kd_k3_kind_name(enum kd_k3_kind kind); /* "routed", "kda": JSON keys
 int kd_k3_row_count(void);
 const char *kd_k3_row_name(int row); /* "self_attn.q_proj", "block_sparse_moe.experts.*.w1" */
 enum kd_k3_kind kd_k3_row_kind(int row);
-/* How many matrices or vectors of this row a whole model has in `layer` (-1: outside the layers). */
+/* How many matrices or vectors of this row a whole model has in `layer` (-1: outside the layers).
+ */
 int64_t kd_k3_row_expect(const struct kd_k3_map *m, int row, int64_t layer);
 
 #endif
