@@ -4,7 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WANT_VALUE, WANT_VALUE_OR_CLOSE, WANT_NAME, WANT_NAME_OR_CLOSE, WANT_COMMA_OR_CLOSE, WANT_END };
+enum {
+    WANT_VALUE,
+    WANT_VALUE_OR_CLOSE,
+    WANT_NAME,
+    WANT_NAME_OR_CLOSE,
+    WANT_COMMA_OR_CLOSE,
+    WANT_END
+};
 enum { NUMBER_MAX = 128 };
 
 static int64_t offset(const struct kd_jscan *s)
@@ -30,7 +37,8 @@ void kd_jscan_open_fill(struct kd_jscan *s, kd_jscan_fill fill, void *ctx,
     s->state = WANT_VALUE;
 }
 
-void kd_jscan_open(struct kd_jscan *s, const void *data, size_t bytes, const struct kd_jscan_limits *limits)
+void kd_jscan_open(struct kd_jscan *s, const void *data, size_t bytes,
+                   const struct kd_jscan_limits *limits)
 {
     kd_jscan_open_fill(s, NULL, NULL, limits);
     s->at = data;
@@ -262,7 +270,8 @@ static int number(struct kd_jscan *s, struct kd_err *err)
     uint64_t v = 0;
     bool minus = *text == '-';
     for (const char *t = text + minus; *t; t++)
-        if (__builtin_mul_overflow(v, 10u, &v) || __builtin_add_overflow(v, (unsigned)(*t - '0'), &v))
+        if (__builtin_mul_overflow(v, 10u, &v) ||
+            __builtin_add_overflow(v, (unsigned)(*t - '0'), &v))
             return bad(s, err, "an integer that does not fit in 64 bits");
     if (v > (uint64_t)INT64_MAX + minus)
         return bad(s, err, "an integer that does not fit in 64 bits");
@@ -275,8 +284,8 @@ static int number(struct kd_jscan *s, struct kd_err *err)
 static int open_bracket(struct kd_jscan *s, bool object, struct kd_err *err)
 {
     if (s->depth >= s->limits.depth)
-        return kd_fail(err, KD_ECORRUPT, "JSON at byte %lld: more than %d levels", (long long)offset(s),
-                       s->limits.depth);
+        return kd_fail(err, KD_ECORRUPT, "JSON at byte %lld: more than %d levels",
+                       (long long)offset(s), s->limits.depth);
     s->at++;
     s->is_object[s->depth++] = object;
     s->tok = object ? KD_JT_OBJECT : KD_JT_ARRAY;
@@ -358,7 +367,8 @@ int kd_jscan_next(struct kd_jscan *s, struct kd_err *err)
         if (c == (object ? '}' : ']'))
             return close_bracket(s);
         if (c != ',')
-            return bad(s, err, c < 0 ? "the text ends too early" : "a comma or a bracket must stand here");
+            return bad(s, err,
+                       c < 0 ? "the text ends too early" : "a comma or a bracket must stand here");
         s->at++;
         s->state = object ? WANT_NAME : WANT_VALUE;
         if (next_byte(s, &c, err))

@@ -65,7 +65,8 @@ struct kd_jscan {
 };
 
 /* Over memory, which must stay. */
-void kd_jscan_open(struct kd_jscan *s, const void *data, size_t bytes, const struct kd_jscan_limits *limits);
+void kd_jscan_open(struct kd_jscan *s, const void *data, size_t bytes,
+                   const struct kd_jscan_limits *limits);
 /* Over windows that `fill` hands out; a window must stay until the next call of fill. */
 void kd_jscan_open_fill(struct kd_jscan *s, kd_jscan_fill fill, void *ctx,
                         const struct kd_jscan_limits *limits);

@@ -14,14 +14,15 @@ static struct {
 static const struct kd_opt opts[] = {
     {"json", 0, KD_OPT_FLAG, &o.json, NULL, "print JSON"},
     {"tensors", 't', KD_OPT_FLAG, &o.tensors, NULL, "list each tensor: dtype, shape, bytes, shard"},
-    {"cpu", 0, KD_OPT_FLAG, &o.cpu, NULL, "say which kernels this CPU runs and why (PATH may be left out)"},
+    {"cpu", 0, KD_OPT_FLAG, &o.cpu, NULL,
+     "say which kernels this CPU runs and why (PATH may be left out)"},
     {0}};
 
 enum { OUT_MAX = 1 << 30, FLUSH_AT = 1 << 20, SHOWN = 12 };
 
 static const char *const kind_titles[KD_K3_KINDS] = {
-    "routed experts",    "KDA attention", "MLA attention",     "router",       "latent down, up, norm",
-    "shared experts",    "dense MLP",     "norms and res",     "embedding",    "head",
+    "routed experts",    "KDA attention", "MLA attention",    "router",    "latent down, up, norm",
+    "shared experts",    "dense MLP",     "norms and res",    "embedding", "head",
     "last norm and res", "vision tower",  "vision projector", "unknown"};
 static const char *const class_names[KD_CLASSES] = {"experts", "trunk", "head", "stored"};
 
@@ -58,7 +59,8 @@ static int total_verdict(const struct kd_inspect *in)
     return want < 0 ? 0 : in->unsized ? 2 : want == in->total.bytes ? 1 : -1;
 }
 
-static void sum_line(struct kd_buf *b, const char *title, const struct kd_inspect_sum *s, int64_t of)
+static void sum_line(struct kd_buf *b, const char *title, const struct kd_inspect_sum *s,
+                     int64_t of)
 {
     char tensors[32], params[32], bytes[32];
     kd_show_exact(tensors, sizeof tensors, s->tensors);
@@ -71,7 +73,8 @@ static void sum_line(struct kd_buf *b, const char *title, const struct kd_inspec
 static void text_table(struct kd_buf *b, const struct kd_inspect *in)
 {
     struct kd_inspect_sum other = in->total;
-    kd_buf_printf(b, "\n  %-22s %11s %21s %21s %8s\n", "part", "tensors", "parameters", "bytes", "share");
+    kd_buf_printf(b, "\n  %-22s %11s %21s %21s %8s\n", "part", "tensors", "parameters", "bytes",
+                  "share");
     for (int k = 0; k < KD_K3_KINDS; k++)
         if (in->kinds[k].tensors)
             sum_line(b, kind_titles[k], &in->kinds[k], in->total.bytes);
@@ -93,23 +96,29 @@ static void text_head(struct kd_buf *b, const struct kd_inspect *in, const char 
     kd_show_exact(vocab, sizeof vocab, c->vocab);
     kd_show_exact(context, sizeof context, c->context);
     kd_buf_printf(b, "%s: %s%s\n", kd_show_text(shown, sizeof shown, path),
-                  *c->arch ? c->arch : "no architecture named", c->nested ? "" : " (bare text config)");
-    kd_buf_printf(b, "  layers      %lld: %lld KDA, %lld MLA; %lld dense, %lld MoE", (long long)c->layers,
-                  (long long)in->layers_kda, (long long)in->layers_mla,
+                  *c->arch ? c->arch : "no architecture named",
+                  c->nested ? "" : " (bare text config)");
+    kd_buf_printf(b, "  layers      %lld: %lld KDA, %lld MLA; %lld dense, %lld MoE",
+                  (long long)c->layers, (long long)in->layers_kda, (long long)in->layers_mla,
                   (long long)(c->layers - in->layers_moe), (long long)in->layers_moe);
     if (c->block)
         kd_buf_printf(b, "; residual blocks of %lld", (long long)c->block);
-    kd_buf_printf(b, "\n  width       %lld; vocabulary %s; context %s\n", (long long)c->hidden, vocab, context);
-    kd_buf_printf(b, "  KDA         %lld heads of %lld, convolution %lld, gate %s\n", (long long)c->kda_heads,
-                  (long long)c->kda_dim, (long long)c->conv, c->bounded_gate ? "bounded" : "softplus");
-    kd_buf_printf(b, "  MLA         %lld heads: query rank %lld, latent %lld + %lld, key %lld, value %lld\n",
-                  (long long)c->heads, (long long)c->q_lora, (long long)c->kv_lora, (long long)c->rope,
-                  (long long)c->nope, (long long)c->v_dim);
-    kd_buf_printf(b, "  experts     %lld a layer, %lld used, %lld shared; width %lld", (long long)c->experts,
-                  (long long)c->topk, (long long)c->shared, (long long)c->moe_inter);
+    kd_buf_printf(b, "\n  width       %lld; vocabulary %s; context %s\n", (long long)c->hidden,
+                  vocab, context);
+    kd_buf_printf(b, "  KDA         %lld heads of %lld, convolution %lld, gate %s\n",
+                  (long long)c->kda_heads, (long long)c->kda_dim, (long long)c->conv,
+                  c->bounded_gate ? "bounded" : "softplus");
+    kd_buf_printf(
+        b, "  MLA         %lld heads: query rank %lld, latent %lld + %lld, key %lld, value %lld\n",
+        (long long)c->heads, (long long)c->q_lora, (long long)c->kv_lora, (long long)c->rope,
+        (long long)c->nope, (long long)c->v_dim);
+    kd_buf_printf(b, "  experts     %lld a layer, %lld used, %lld shared; width %lld",
+                  (long long)c->experts, (long long)c->topk, (long long)c->shared,
+                  (long long)c->moe_inter);
     if (c->latent)
         kd_buf_printf(b, " in a latent of %lld", (long long)c->latent);
-    kd_buf_printf(b, "\n  parameters  %s (%s), used for a token %s (%s)\n", exact, total, act_exact, active);
+    kd_buf_printf(b, "\n  parameters  %s (%s), used for a token %s (%s)\n", exact, total, act_exact,
+                  active);
 }
 
 static void text_shards(struct kd_buf *b, const struct kd_inspect *in)
@@ -131,8 +140,9 @@ static void text_shards(struct kd_buf *b, const struct kd_inspect *in)
     static const char *const verdict[] = {"", "; the index agrees"};
     int v = total_verdict(in);
     if (v == 2)
-        kd_buf_printf(b, "\n              %lld tensors of absent shards have no size that anything tells",
-                      (long long)in->unsized);
+        kd_buf_printf(
+            b, "\n              %lld tensors of absent shards have no size that anything tells",
+            (long long)in->unsized);
     else if (v < 0)
         kd_buf_printf(b, "\n              the index says %s bytes: it does not agree", total);
     else
@@ -145,7 +155,8 @@ static void text_bits(struct kd_buf *b, const struct kd_inspect *in)
     kd_buf_printf(b, "\n  %-22s %21s %10s %10s\n", "bits a weight", "parameters", "codes", "real");
     for (int c = 0; c < KD_CLASSES; c++) {
         char params[32];
-        static const char *const titles[] = {"routed experts", "EXL3 trunk", "head", "others, as stored"};
+        static const char *const titles[] = {"routed experts", "EXL3 trunk", "head",
+                                             "others, as stored"};
         kd_show_exact(params, sizeof params, in->classes[c].params);
         if (in->classes[c].tensors)
             kd_buf_printf(b, "  %-22s %21s %10.4f %10.4f\n", titles[c], params, code_bits(in, c),
@@ -164,7 +175,8 @@ static void text_tally(struct kd_buf *b, const char *title, const struct kd_tall
         kd_buf_printf(b, "  %8lld  %s\n", (long long)kd_tally_count(t, i),
                       kd_show_text(shown, sizeof shown, t->text.at[i]));
     if (t->text.count > SHOWN)
-        kd_buf_printf(b, "            and %lld more kinds: see --json\n", (long long)(t->text.count - SHOWN));
+        kd_buf_printf(b, "            and %lld more kinds: see --json\n",
+                      (long long)(t->text.count - SHOWN));
 }
 
 static void tensor_shape(struct kd_buf *b, const struct kd_tensor *t)
@@ -181,11 +193,13 @@ static int text_tensors(struct kd_buf *b, const struct kd_inspect *in, struct kd
     for (int64_t i = 0; i < kd_ckpt_count(in->ck); i++) {
         const struct kd_tensor *t = kd_ckpt_at(in->ck, i);
         if (t->rank < 0) {
-            kd_buf_printf(b, "%s  (in %s, which is not there)\n", t->name, kd_ckpt_shard_name(in->ck, t->shard));
+            kd_buf_printf(b, "%s  (in %s, which is not there)\n", t->name,
+                          kd_ckpt_shard_name(in->ck, t->shard));
         } else {
             kd_buf_printf(b, "%s  %s ", t->name, t->dtype_name);
             tensor_shape(b, t);
-            kd_buf_printf(b, " %lld  %s\n", (long long)t->bytes, kd_ckpt_shard_name(in->ck, t->shard));
+            kd_buf_printf(b, " %lld  %s\n", (long long)t->bytes,
+                          kd_ckpt_shard_name(in->ck, t->shard));
         }
         if (b->size_bytes > FLUSH_AT && flush(b, err))
             return -1;
@@ -193,7 +207,8 @@ static int text_tensors(struct kd_buf *b, const struct kd_inspect *in, struct kd
     return 0;
 }
 
-static int print_text(struct kd_buf *b, const struct kd_inspect *in, const char *path, struct kd_err *err)
+static int print_text(struct kd_buf *b, const struct kd_inspect *in, const char *path,
+                      struct kd_err *err)
 {
     text_head(b, in, path);
     text_shards(b, in);
@@ -352,7 +367,8 @@ static void json_words(struct kd_jw *w, const char *key, const struct kd_buf *wo
     kd_jw_close(w, ']');
 }
 
-static int json_model(struct kd_jw *w, const struct kd_inspect *in, const char *path, struct kd_err *err)
+static int json_model(struct kd_jw *w, const struct kd_inspect *in, const char *path,
+                      struct kd_err *err)
 {
     kd_jw_str(w, "path", path);
     kd_jw_str(w, "architecture", in->cfg.arch);
@@ -401,7 +417,8 @@ static int show_cpu(struct kd_buf *b, struct kd_jw *w, struct kd_err *err)
     bool forced = asked && *asked;
     if (kd_kern_pick(&kern, err))
         return -1;
-    const char *why = forced ? "KONDENSE_ISA asks for them" : "the best of those that this CPU runs";
+    const char *why =
+        forced ? "KONDENSE_ISA asks for them" : "the best of those that this CPU runs";
     if (o.json) {
         kd_jw_open(w, "cpu", '{');
         kd_jw_str(w, "kernels", kern.name);
@@ -416,7 +433,8 @@ static int show_cpu(struct kd_buf *b, struct kd_jw *w, struct kd_err *err)
         if (o.json)
             kd_jw_bool(w, kd_isa_name((enum kd_isa)i), runs);
         else
-            kd_buf_printf(b, "  %-8s %s\n", kd_isa_name((enum kd_isa)i), runs ? "runs here" : no.msg);
+            kd_buf_printf(b, "  %-8s %s\n", kd_isa_name((enum kd_isa)i),
+                          runs ? "runs here" : no.msg);
     }
     if (o.json)
         kd_jw_close(w, '}');
@@ -426,7 +444,8 @@ static int show_cpu(struct kd_buf *b, struct kd_jw *w, struct kd_err *err)
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     if (!argc && !o.cpu)
-        return kd_fail(err, KD_EUSAGE, "too few arguments: kondense inspect PATH (see kondense inspect -h)");
+        return kd_fail(err, KD_EUSAGE,
+                       "too few arguments: kondense inspect PATH (see kondense inspect -h)");
     struct kd_buf b;
     kd_buf_init(&b, OUT_MAX);
     struct kd_jw w = {.out = &b};
@@ -455,21 +474,35 @@ const struct kd_cmd kd_cmd_inspect = {
     .args_max = 1,
     .run = run,
     .details =
-        "PATH is a folder with config.json and safetensors shards, or config.json and the index alone\n"
-        "(model.safetensors.index.json, also gzipped): then sizes are derived from the config. Headers are\n"
-        "read, weights never. What is not known is named and counted, not refused; a broken file is an\n"
+        "PATH is a folder with config.json and safetensors shards, or config.json and the index "
+        "alone\n"
+        "(model.safetensors.index.json, also gzipped): then sizes are derived from the config. "
+        "Headers are\n"
+        "read, weights never. What is not known is named and counted, not refused; a broken file "
+        "is an\n"
         "error that names the file, the tensor and the reason.\n"
         "\n"
-        "JSON keys: path, architecture, nested (text_config inside), storage (plain, mxfp4, exl3 or\n"
-        "exl3+mxfp4), config (layers, kda_layers, mla_layers, dense_layers, moe_layers, residual_block,\n"
-        "hidden, vocab, context, kda_heads, kda_dim, kda_bounded_gate, mla_heads, experts, experts_used,\n"
-        "shared_experts, expert_width, latent, dense_width), tensor_count, parameters (total, active,\n"
+        "JSON keys: path, architecture, nested (text_config inside), storage (plain, mxfp4, exl3 "
+        "or\n"
+        "exl3+mxfp4), config (layers, kda_layers, mla_layers, dense_layers, moe_layers, "
+        "residual_block,\n"
+        "hidden, vocab, context, kda_heads, kda_dim, kda_bounded_gate, mla_heads, experts, "
+        "experts_used,\n"
+        "shared_experts, expert_width, latent, dense_width), tensor_count, parameters (total, "
+        "active,\n"
         "routed, other), bytes (total, routed, routed_packed, routed_scales, other, index_total,\n"
-        "index_agrees, unsized_tensors), kinds (routed, kda, mla, router, latent, shared, dense, norms,\n"
-        "embed, head, final, vision, projector, unknown; each with tensors, parameters, bytes), bits\n"
-        "(experts, trunk, head, stored, each with parameters, bytes, k = average width of the codes, real =\n"
-        "all bytes x 8 / parameters; file), shards (count, present, missing), dtypes, unknown_keys,\n"
-        "unknown_tensors, odd_dtypes, odd_shapes, missing_tensors (lists of what and count), runs, refusal\n"
-        "(why convert, check and generate would refuse it, or null); with --tensors also tensors (name,\n"
-        "kind, shard, dtype, shape, bytes); with --cpu also cpu (kernels, why, and a flag for each\n"
+        "index_agrees, unsized_tensors), kinds (routed, kda, mla, router, latent, shared, dense, "
+        "norms,\n"
+        "embed, head, final, vision, projector, unknown; each with tensors, parameters, bytes), "
+        "bits\n"
+        "(experts, trunk, head, stored, each with parameters, bytes, k = average width of the "
+        "codes, real =\n"
+        "all bytes x 8 / parameters; file), shards (count, present, missing), dtypes, "
+        "unknown_keys,\n"
+        "unknown_tensors, odd_dtypes, odd_shapes, missing_tensors (lists of what and count), runs, "
+        "refusal\n"
+        "(why convert, check and generate would refuse it, or null); with --tensors also tensors "
+        "(name,\n"
+        "kind, shard, dtype, shape, bytes); with --cpu also cpu (kernels, why, and a flag for "
+        "each\n"
         "instruction set)."};

@@ -77,7 +77,8 @@ static int64_t product(int rank, const int64_t *shape)
 }
 
 /* Whether a stored shape is the one that the config asks for. */
-static bool shape_fits(const struct kd_inspect *in, const struct kd_tensor *t, const struct kd_k3_name *n)
+static bool shape_fits(const struct kd_inspect *in, const struct kd_tensor *t,
+                       const struct kd_k3_name *n)
 {
     if (n->part == KD_K3_CODES)
         return t->rank == 3 && t->shape[0] == kd_exl3_pad(n->cols) / 16 &&
@@ -90,8 +91,8 @@ static bool shape_fits(const struct kd_inspect *in, const struct kd_tensor *t, c
     return t->rank == n->rank && !memcmp(t->shape, n->shape, (size_t)n->rank * sizeof *n->shape);
 }
 
-static int note_oddities(struct kd_inspect *in, const struct kd_tensor *t, const struct kd_k3_name *n,
-                         struct kd_err *err)
+static int note_oddities(struct kd_inspect *in, const struct kd_tensor *t,
+                         const struct kd_k3_name *n, struct kd_err *err)
 {
     char name[TEXT_MAX], text[TEXT_MAX + 500], is[200], want[200];
     pattern(name, sizeof name, t->name);
@@ -104,7 +105,8 @@ static int note_oddities(struct kd_inspect *in, const struct kd_tensor *t, const
         return 0;
     shape_text(is, sizeof is, t->rank, t->shape);
     if (n->rank < 0)
-        snprintf(want, sizeof want, "a trellis of %lld x %lld", (long long)n->cols, (long long)n->rows);
+        snprintf(want, sizeof want, "a trellis of %lld x %lld", (long long)n->cols,
+                 (long long)n->rows);
     else
         shape_text(want, sizeof want, n->rank, n->shape);
     snprintf(text, sizeof text, "%s is %s, the config says %s", name, is, want);
@@ -128,7 +130,8 @@ static void add_sum(struct kd_inspect_sum *s, int64_t params, int64_t bytes)
 }
 
 /* Bits of one code in sixteenths; 0 for what holds no codes. */
-static int64_t code_bits16(const struct kd_tensor *t, const struct kd_k3_name *n, enum kd_dtype dtype)
+static int64_t code_bits16(const struct kd_tensor *t, const struct kd_k3_name *n,
+                           enum kd_dtype dtype)
 {
     switch (n->part) {
     case KD_K3_PLAIN:
@@ -144,8 +147,8 @@ static int64_t code_bits16(const struct kd_tensor *t, const struct kd_k3_name *n
     return 0;
 }
 
-static int add_tensor(struct kd_inspect *in, const struct kd_tensor *t, int32_t *mains, int32_t *scales,
-                      struct kd_err *err)
+static int add_tensor(struct kd_inspect *in, const struct kd_tensor *t, int32_t *mains,
+                      int32_t *scales, struct kd_err *err)
 {
     struct kd_k3_name n;
     char name[TEXT_MAX];
@@ -165,7 +168,9 @@ static int add_tensor(struct kd_inspect *in, const struct kd_tensor *t, int32_t 
     int64_t bytes = t->bytes, params = n.params;
     enum kd_dtype dtype = t->dtype;
     if (!here && n.rank >= 0) {
-        dtype = !strcmp(n.dtype, "BF16") ? KD_DT_BF16 : !strcmp(n.dtype, "F32") ? KD_DT_F32 : KD_DT_U8;
+        dtype = !strcmp(n.dtype, "BF16")  ? KD_DT_BF16
+                : !strcmp(n.dtype, "F32") ? KD_DT_F32
+                                          : KD_DT_U8;
         bytes = product(n.rank, n.shape) * kd_dtype_bits(dtype) / 8;
     } else if (!here) {
         in->unsized++;
@@ -188,7 +193,8 @@ static int add_tensor(struct kd_inspect *in, const struct kd_tensor *t, int32_t 
 
 /* Matrices and vectors that a whole model has and this one has not. Vision parts count only where
  * some are there: a text-only checkpoint is whole without them. */
-static int find_missing(struct kd_inspect *in, const int32_t *mains, const int32_t *scales, struct kd_err *err)
+static int find_missing(struct kd_inspect *in, const int32_t *mains, const int32_t *scales,
+                        struct kd_err *err)
 {
     bool vision = in->kinds[KD_K3_VISION].tensors || in->kinds[KD_K3_PROJECTOR].tensors;
     for (int row = 0; row < kd_k3_row_count(); row++) {
@@ -227,8 +233,9 @@ static void count_layers(struct kd_inspect *in)
 /* All text weights but the embedding table, with topk experts in each MoE layer. */
 static void count_active(struct kd_inspect *in)
 {
-    static const enum kd_k3_kind always[] = {KD_K3_KDA,   KD_K3_MLA,   KD_K3_ROUTER, KD_K3_LATENT, KD_K3_SHARED,
-                                             KD_K3_DENSE, KD_K3_NORMS, KD_K3_HEAD,   KD_K3_FINAL};
+    static const enum kd_k3_kind always[] = {KD_K3_KDA,    KD_K3_MLA,    KD_K3_ROUTER,
+                                             KD_K3_LATENT, KD_K3_SHARED, KD_K3_DENSE,
+                                             KD_K3_NORMS,  KD_K3_HEAD,   KD_K3_FINAL};
     const struct kd_k3_cfg *c = &in->cfg;
     int64_t width = c->latent ? c->latent : c->hidden;
     in->active = in->layers_moe * c->topk * 3 * width * c->moe_inter;

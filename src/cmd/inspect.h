@@ -1,6 +1,6 @@
-/* What `kondense inspect` knows of a checkpoint: counts and bytes by kind of tensor, rates, and what
- * is odd about it. Gathered once, printed as text or JSON. Sizes come from the shards' headers where
- * they are there and from the config where they are not. */
+/* What `kondense inspect` knows of a checkpoint: counts and bytes by kind of tensor, rates, and
+ * what is odd about it. Gathered once, printed as text or JSON. Sizes come from the shards' headers
+ * where they are there and from the config where they are not. */
 #ifndef KD_CMD_INSPECT_H
 #define KD_CMD_INSPECT_H
 
@@ -37,7 +37,7 @@ struct kd_inspect {
     struct kd_buf unknown_keys; /* comma separated */
     struct kd_inspect_sum kinds[KD_K3_KINDS], total;
     struct kd_inspect_sum classes[KD_CLASSES];
-    double rate16[KD_CLASSES]; /* sum of params * sixteenths of a bit in the codes */
+    double rate16[KD_CLASSES];         /* sum of params * sixteenths of a bit in the codes */
     int64_t packed_bytes, scale_bytes; /* of routed MXFP4 experts */
     int64_t parts[KD_K3_SIDE + 1];     /* tensors of each kd_k3_part */
     int64_t active;                    /* parameters used for a token */

@@ -49,7 +49,8 @@ static struct kd_tensor *gathered(struct gather *g, int64_t id)
     return (struct kd_tensor *)(void *)g->list.data + id;
 }
 
-/* Elements are read in place. The format does not ask for alignment, every known writer keeps it. */
+/* Elements are read in place. The format does not ask for alignment, every known writer keeps it.
+ */
 static int align_of(const struct kd_tensor *t)
 {
     int bits = kd_dtype_bits(t->dtype);
@@ -63,7 +64,8 @@ static int add_shard(struct gather *g, int shard, bool indexed, struct kd_err *e
     struct kd_ckpt *ck = g->ck;
     struct kd_st st;
     char path[4096], shown[256];
-    if (kd_path_join(path, sizeof path, ck->dir, ck->shards[shard].name, err) || kd_st_map(&st, path, err))
+    if (kd_path_join(path, sizeof path, ck->dir, ck->shards[shard].name, err) ||
+        kd_st_map(&st, path, err))
         return -1;
     int rc = 0;
     for (int64_t i = 0; i < st.count && !rc; i++) {
@@ -74,14 +76,15 @@ static int add_shard(struct gather *g, int shard, bool indexed, struct kd_err *e
         if (indexed && fresh)
             rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is not in the index", path, shown);
         else if (!fresh && indexed && gathered(g, id)->shard != shard)
-            rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is here, but the index puts it into %s", path,
-                         shown, ck->shards[gathered(g, id)->shard].name);
+            rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is here, but the index puts it into %s",
+                         path, shown, ck->shards[gathered(g, id)->shard].name);
         else if (!fresh && !indexed)
             rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is also in %s", path, shown,
                          ck->shards[gathered(g, id)->shard].name);
         else if (t.bytes && (uintptr_t)t.data % (uintptr_t)align_of(&t))
-            rc = kd_fail(err, KD_ENOTSUP, "%s: tensor '%s' (%s) does not begin on a multiple of its element",
-                         path, shown, t.dtype_name);
+            rc = kd_fail(err, KD_ENOTSUP,
+                         "%s: tensor '%s' (%s) does not begin on a multiple of its element", path,
+                         shown, t.dtype_name);
         else if (fresh)
             rc = kd_names_add(&ck->names, t.name, strlen(t.name), &id, &fresh, err);
         if (rc)
@@ -102,7 +105,8 @@ static int add_shard(struct gather *g, int shard, bool indexed, struct kd_err *e
     return rc ? -1 : kd_buf_ok(&g->list, path, err);
 }
 
-static int set_shards(struct kd_ckpt *ck, const char *const *names, int64_t count, struct kd_err *err)
+static int set_shards(struct kd_ckpt *ck, const char *const *names, int64_t count,
+                      struct kd_err *err)
 {
     if (kd_mem_zero(&ck->shards, count, sizeof *ck->shards, "shards", err))
         return -1;
@@ -156,7 +160,8 @@ static int open_indexed(struct gather *g, const char *path, bool allow_missing, 
             return -1;
         if (!kd_file_exists(shard)) {
             if (!allow_missing)
-                return kd_fail(err, KD_EIO, "%s: the shard that the index names is not there", shard);
+                return kd_fail(err, KD_EIO, "%s: the shard that the index names is not there",
+                               shard);
         } else if (add_shard(g, i, true, err)) {
             return -1;
         }
@@ -165,8 +170,9 @@ static int open_indexed(struct gather *g, const char *path, bool allow_missing, 
         const struct kd_tensor *t = gathered(g, id);
         char shown[256];
         if (t->rank < 0 && ck->shards[t->shard].present)
-            return kd_fail(err, KD_ECORRUPT, "%s/%s: tensor '%s' is in the index but not here", ck->dir,
-                           ck->shards[t->shard].name, kd_show_text(shown, sizeof shown, t->name));
+            return kd_fail(err, KD_ECORRUPT, "%s/%s: tensor '%s' is in the index but not here",
+                           ck->dir, ck->shards[t->shard].name,
+                           kd_show_text(shown, sizeof shown, t->name));
     }
     return 0;
 }
@@ -184,7 +190,8 @@ static int list_folder(const char *dir, struct kd_names *names, struct kd_err *e
         size_t n = strlen(e->d_name);
         int64_t id;
         bool fresh;
-        if (n >= sizeof end && e->d_name[0] != '.' && !strcmp(e->d_name + n - (sizeof end - 1), end))
+        if (n >= sizeof end && e->d_name[0] != '.' &&
+            !strcmp(e->d_name + n - (sizeof end - 1), end))
             rc = kd_names_add(names, e->d_name, n, &id, &fresh, err);
     }
     closedir(d);
@@ -260,7 +267,8 @@ static int open_config(struct kd_ckpt *ck, struct kd_err *err)
 
 static int open_dir(struct gather *g, bool allow_missing, struct kd_err *err)
 {
-    static const char *const indexes[] = {"model.safetensors.index.json", "model.safetensors.index.json.gz"};
+    static const char *const indexes[] = {"model.safetensors.index.json",
+                                          "model.safetensors.index.json.gz"};
     struct kd_ckpt *ck = g->ck;
     if (open_config(ck, err))
         return -1;

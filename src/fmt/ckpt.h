@@ -18,8 +18,22 @@
 #include <stdint.h>
 
 enum kd_dtype {
-    KD_DT_BOOL, KD_DT_U8, KD_DT_I8, KD_DT_F8_E4M3, KD_DT_F8_E5M2, KD_DT_F8_E8M0, KD_DT_I16, KD_DT_U16,
-    KD_DT_F16, KD_DT_BF16, KD_DT_I32, KD_DT_U32, KD_DT_F32, KD_DT_I64, KD_DT_U64, KD_DT_F64,
+    KD_DT_BOOL,
+    KD_DT_U8,
+    KD_DT_I8,
+    KD_DT_F8_E4M3,
+    KD_DT_F8_E5M2,
+    KD_DT_F8_E8M0,
+    KD_DT_I16,
+    KD_DT_U16,
+    KD_DT_F16,
+    KD_DT_BF16,
+    KD_DT_I32,
+    KD_DT_U32,
+    KD_DT_F32,
+    KD_DT_I64,
+    KD_DT_U64,
+    KD_DT_F64,
     KD_DT_OTHER, /* legal in safetensors, of no use to a forward pass; carried as bytes */
     KD_DT_COUNT
 };
@@ -41,9 +55,11 @@ struct kd_ckpt;
 /* dir may also name one .safetensors file: then there is no config (kd_ckpt_config is NULL).
  * `allow_missing`: shards named by the index may be absent (inspect, verify on part of a model);
  * then tensors of those shards are known by name only (shape unknown, rank -1). */
-int kd_ckpt_open(struct kd_ckpt **ck, const char *dir, bool allow_missing, struct kd_err *err) KD_MUST;
+int kd_ckpt_open(struct kd_ckpt **out, const char *dir, bool allow_missing,
+                 struct kd_err *err) KD_MUST;
 void kd_ckpt_close(struct kd_ckpt *ck);
-const struct kd_tensor *kd_ckpt_find(const struct kd_ckpt *ck, const char *name); /* NULL: not there */
+const struct kd_tensor *kd_ckpt_find(const struct kd_ckpt *ck,
+                                     const char *name); /* NULL: not there */
 int64_t kd_ckpt_count(const struct kd_ckpt *ck);
 const struct kd_tensor *kd_ckpt_at(const struct kd_ckpt *ck, int64_t i); /* sorted by name */
 const struct kd_json *kd_ckpt_config(const struct kd_ckpt *ck);          /* config.json, or NULL */

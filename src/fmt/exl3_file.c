@@ -15,8 +15,8 @@ int64_t kd_exl3_pad(int64_t dim)
 
 int64_t kd_exl3_bytes(int64_t k, int64_t n, struct kd_rate rate, enum kd_codebook cb)
 {
-    return k / 16 * (n / 16) * kd_rate_tile_bytes(rate) + 2 * k + 2 * n + (cb == KD_CB_3INST ? 0 : 4) +
-           (rate.mask ? 4 : 0);
+    return k / 16 * (n / 16) * kd_rate_tile_bytes(rate) + 2 * k + 2 * n +
+           (cb == KD_CB_3INST ? 0 : 4) + (rate.mask ? 4 : 0);
 }
 
 static int part_name(char *out, const char *key, const char *suffix, struct kd_err *err)
@@ -28,8 +28,8 @@ static int part_name(char *out, const char *key, const char *suffix, struct kd_e
 }
 
 /* *t is NULL when the tensor is not there. */
-static int part(const struct kd_ckpt *ck, const char *key, const char *suffix, const struct kd_tensor **t,
-                struct kd_err *err)
+static int part(const struct kd_ckpt *ck, const char *key, const char *suffix,
+                const struct kd_tensor **t, struct kd_err *err)
 {
     char name[NAME_MAX_BYTES];
     if (part_name(name, key, suffix, err))
@@ -66,7 +66,8 @@ static int vector(const struct kd_ckpt *ck, const char *key, const char *suffix,
     return 0;
 }
 
-static int codebook(const struct kd_ckpt *ck, const char *key, struct kd_exl3_tensor *x, struct kd_err *err)
+static int codebook(const struct kd_ckpt *ck, const char *key, struct kd_exl3_tensor *x,
+                    struct kd_err *err)
 {
     const struct kd_tensor *mcg, *mul1;
     int32_t value = 0;
@@ -94,7 +95,8 @@ static int read_rate(const struct kd_ckpt *ck, const char *key, int64_t sixteent
     const struct kd_tensor *t;
     int32_t mask = 0;
     if (sixteenths < 16 || sixteenths > 128)
-        return kd_fail(err, KD_ECORRUPT, "a rate of %lld/16 bits is outside 1 to 8", (long long)sixteenths);
+        return kd_fail(err, KD_ECORRUPT, "a rate of %lld/16 bits is outside 1 to 8",
+                       (long long)sixteenths);
     x->rate = kd_rate_from16((unsigned)sixteenths);
     if (part(ck, key, "kmask", &t, err))
         return -1;
@@ -102,7 +104,8 @@ static int read_rate(const struct kd_ckpt *ck, const char *key, int64_t sixteent
         if (t)
             return kd_fail(err, KD_ECORRUPT, "'.kmask' beside '.trellis'");
         if (sixteenths % 8)
-            return kd_fail(err, KD_ECORRUPT, "a rate of %lld/16 bits in '.trellis' is neither whole nor half",
+            return kd_fail(err, KD_ECORRUPT,
+                           "a rate of %lld/16 bits in '.trellis' is neither whole nor half",
                            (long long)sixteenths);
         if (sixteenths % 16 && x->cb != KD_CB_MUL1)
             return kd_fail(err, KD_ENOTSUP, "a half rate with another codebook than mul1");
@@ -113,8 +116,8 @@ static int read_rate(const struct kd_ckpt *ck, const char *key, int64_t sixteent
     if (scalar(t, "kmask", &mask, err))
         return -1;
     if (!x->rate.mask || mask != x->rate.mask)
-        return kd_fail(err, KD_ECORRUPT, "'.kmask' is 0x%X, a rate of %lld/16 bits has 0x%X", (unsigned)mask,
-                       (long long)sixteenths, (unsigned)x->rate.mask);
+        return kd_fail(err, KD_ECORRUPT, "'.kmask' is 0x%X, a rate of %lld/16 bits has 0x%X",
+                       (unsigned)mask, (long long)sixteenths, (unsigned)x->rate.mask);
     x->bytes += t->bytes;
     return 0;
 }
@@ -174,11 +177,13 @@ int kd_exl3_find(const struct kd_ckpt *ck, const char *key, struct kd_exl3_tenso
     return 0;
 }
 
-static int add(struct kd_st_plan *p, const char *key, const char *suffix, const char *dtype, int rank,
-               const int64_t *shape, struct kd_err *err)
+static int add(struct kd_st_plan *p, const char *key, const char *suffix, const char *dtype,
+               int rank, const int64_t *shape, struct kd_err *err)
 {
     char name[NAME_MAX_BYTES];
-    return part_name(name, key, suffix, err) || kd_st_plan_add(p, name, dtype, rank, shape, 0, err) ? -1 : 0;
+    return part_name(name, key, suffix, err) || kd_st_plan_add(p, name, dtype, rank, shape, 0, err)
+               ? -1
+               : 0;
 }
 
 int kd_exl3_plan(struct kd_st_plan *p, const char *key, int64_t k, int64_t n, struct kd_rate rate,
@@ -189,7 +194,8 @@ int kd_exl3_plan(struct kd_st_plan *p, const char *key, int64_t k, int64_t n, st
         return kd_fail(err, KD_EINVAL, "EXL3 tensor '%s': %lld x %lld is not padded to 128", key,
                        (long long)k, (long long)n);
     if (rate16 < 16 || rate16 > 128 || rate.mask != kd_rate_mask(rate16 % 16))
-        return kd_fail(err, KD_EINVAL, "EXL3 tensor '%s': a rate of %u/16 bits cannot be stored", key, rate16);
+        return kd_fail(err, KD_EINVAL, "EXL3 tensor '%s': a rate of %u/16 bits cannot be stored",
+                       key, rate16);
     int64_t codes[3] = {k / 16, n / 16, rate16};
     if (add(p, key, rate.mask ? "ktrellis" : "trellis", "I16", 3, codes, err) ||
         add(p, key, "suh", "F16", 1, &k, err) || add(p, key, "svh", "F16", 1, &n, err))
@@ -204,7 +210,8 @@ int kd_exl3_put(struct kd_st_writer *w, const struct kd_exl3_tensor *t, struct k
     int64_t codes = t->k / 16 * (t->n / 16) * kd_rate_tile_bytes(t->rate);
     int32_t value = t->cb == KD_CB_MUL1 ? MUL1_VALUE : MCG_VALUE, mask = t->rate.mask;
     if (kd_st_put(w, t->codes, codes, err) || kd_st_put(w, t->suh, 2 * t->k, err) ||
-        kd_st_put(w, t->svh, 2 * t->n, err) || (t->cb != KD_CB_3INST && kd_st_put(w, &value, 4, err)) ||
+        kd_st_put(w, t->svh, 2 * t->n, err) ||
+        (t->cb != KD_CB_3INST && kd_st_put(w, &value, 4, err)) ||
         (mask && kd_st_put(w, &mask, 4, err)))
         return -1;
     return 0;

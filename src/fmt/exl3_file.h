@@ -1,7 +1,7 @@
 /* EXL3 on disk: names and shapes of one quantized linear, and finding it in a checkpoint (EXL3
- * specification 1.1). Whole rates are stored as KEY.trellis [k/16, n/16, 16*K] I16. A masked rate is
- * Kondense's own extension and is stored under another name, KEY.ktrellis [k/16, n/16, sixteenths]
- * with KEY.kmask (I32 scalar), so that a loader that does not know it refuses the file.
+ * specification 1.1). Whole rates are stored as KEY.trellis [k/16, n/16, 16*K] I16. A masked rate
+ * is Kondense's own extension and is stored under another name, KEY.ktrellis [k/16, n/16,
+ * sixteenths] with KEY.kmask (I32 scalar), so that a loader that does not know it refuses the file.
  * kd_rate half rates written by others (fractional K in .trellis) are read too.
  *
  * The rows and cols of the model's matrix come from the caller (the config), the stored sizes are

@@ -37,7 +37,8 @@ static int64_t slot_of(const struct kd_names *n, uint64_t hash, const char *text
     int64_t mask = n->slots - 1, i = (int64_t)(hash & (uint64_t)mask);
     for (;; i = (i + 1) & mask) {
         int64_t id = n->table[i] - 1;
-        if (id < 0 || (n->hash[id] == hash && !strncmp(n->at[id], text, bytes) && !n->at[id][bytes]))
+        if (id < 0 ||
+            (n->hash[id] == hash && !strncmp(n->at[id], text, bytes) && !n->at[id][bytes]))
             return i;
     }
 }
@@ -79,7 +80,8 @@ static int grow(struct kd_names *n, struct kd_err *err)
     return 0;
 }
 
-static int copy(struct kd_names *n, const char *text, size_t bytes, const char **out, struct kd_err *err)
+static int copy(struct kd_names *n, const char *text, size_t bytes, const char **out,
+                struct kd_err *err)
 {
     struct kd_names_block *b = n->blocks;
     if (!b || b->cap_bytes - b->used_bytes < bytes + 1) {

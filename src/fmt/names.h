@@ -1,5 +1,5 @@
-/* A set of strings with dense ids in the order of adding: tensor names of a header or an index (half
- * a million in K3's). Strings live in blocks of their own, so pointers stay until the set is
+/* A set of strings with dense ids in the order of adding: tensor names of a header or an index
+ * (half a million in K3's). Strings live in blocks of their own, so pointers stay until the set is
  * released. Adding is for one thread; finding is thread-safe once nothing is added any more. */
 #ifndef KD_FMT_NAMES_H
 #define KD_FMT_NAMES_H

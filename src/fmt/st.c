@@ -11,13 +11,13 @@ static const struct {
     enum kd_dtype dtype;
     int bits;
 } dtypes[] = {
-    {"BOOL", KD_DT_BOOL, 8},       {"U8", KD_DT_U8, 8},           {"I8", KD_DT_I8, 8},
-    {"F8_E4M3", KD_DT_F8_E4M3, 8}, {"F8_E5M2", KD_DT_F8_E5M2, 8}, {"F8_E8M0", KD_DT_F8_E8M0, 8},
-    {"I16", KD_DT_I16, 16},        {"U16", KD_DT_U16, 16},        {"F16", KD_DT_F16, 16},
-    {"BF16", KD_DT_BF16, 16},      {"I32", KD_DT_I32, 32},        {"U32", KD_DT_U32, 32},
-    {"F32", KD_DT_F32, 32},        {"I64", KD_DT_I64, 64},        {"U64", KD_DT_U64, 64},
-    {"F64", KD_DT_F64, 64},        {"F4", KD_DT_OTHER, 4},        {"F6_E2M3", KD_DT_OTHER, 6},
-    {"F6_E3M2", KD_DT_OTHER, 6},   {"C64", KD_DT_OTHER, 64},      {"F8_E4M3FNUZ", KD_DT_OTHER, 8},
+    {"BOOL", KD_DT_BOOL, 8},         {"U8", KD_DT_U8, 8},           {"I8", KD_DT_I8, 8},
+    {"F8_E4M3", KD_DT_F8_E4M3, 8},   {"F8_E5M2", KD_DT_F8_E5M2, 8}, {"F8_E8M0", KD_DT_F8_E8M0, 8},
+    {"I16", KD_DT_I16, 16},          {"U16", KD_DT_U16, 16},        {"F16", KD_DT_F16, 16},
+    {"BF16", KD_DT_BF16, 16},        {"I32", KD_DT_I32, 32},        {"U32", KD_DT_U32, 32},
+    {"F32", KD_DT_F32, 32},          {"I64", KD_DT_I64, 64},        {"U64", KD_DT_U64, 64},
+    {"F64", KD_DT_F64, 64},          {"F4", KD_DT_OTHER, 4},        {"F6_E2M3", KD_DT_OTHER, 6},
+    {"F6_E3M2", KD_DT_OTHER, 6},     {"C64", KD_DT_OTHER, 64},      {"F8_E4M3FNUZ", KD_DT_OTHER, 8},
     {"F8_E5M2FNUZ", KD_DT_OTHER, 8},
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
@@ -62,7 +62,8 @@ int kd_st_name_check(const char *name, size_t bytes, struct kd_err *err)
     if (!bytes)
         return kd_fail(err, KD_ECORRUPT, "a tensor without a name");
     if (bytes > KD_ST_NAME_MAX)
-        return kd_fail(err, KD_ECORRUPT, "a tensor name of %zu bytes, over %d", bytes, KD_ST_NAME_MAX);
+        return kd_fail(err, KD_ECORRUPT, "a tensor name of %zu bytes, over %d", bytes,
+                       KD_ST_NAME_MAX);
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)name[i];
         if (c < 0x20 || c == 0x7f || (c == 0xc2 && (unsigned char)name[i + 1] < 0xa0)) {
@@ -95,7 +96,8 @@ static int skip_rest(struct kd_jscan *s, struct kd_err *err)
     struct kd_names keys;
     kd_names_init(&keys);
     int rc;
-    while (!(rc = kd_jscan_next(s, err)) && s->tok != KD_JT_OBJECT_END && s->tok != KD_JT_ARRAY_END) {
+    while (!(rc = kd_jscan_next(s, err)) && s->tok != KD_JT_OBJECT_END &&
+           s->tok != KD_JT_ARRAY_END) {
         rc = s->tok == KD_JT_NAME ? fresh_key(&keys, s, err) : skip_rest(s, err);
         if (rc)
             break;
@@ -143,7 +145,8 @@ static int read_numbers(struct kd_jscan *s, int max, int64_t *out, int *count, s
         if (s->tok == KD_JT_ARRAY_END)
             return 0;
         if (s->tok != KD_JT_INT || s->integer < 0)
-            return kd_fail(err, KD_ECORRUPT, "holds something that is not a whole number from 0 up");
+            return kd_fail(err, KD_ECORRUPT,
+                           "holds something that is not a whole number from 0 up");
         if (*count == max)
             return kd_fail(err, KD_ENOTSUP, "more than %d numbers", max);
         out[(*count)++] = s->integer;
@@ -209,14 +212,16 @@ static int read_entry(struct kd_jscan *s, struct kd_st_tensor *e, struct kd_err 
         kd_st_bytes(e->t.rank, e->t.shape, bits, &bytes, err))
         return -1;
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != bytes)
-        return kd_fail(err, KD_ECORRUPT, "data_offsets [%lld, %lld] do not hold the %lld bytes of its shape",
+        return kd_fail(err, KD_ECORRUPT,
+                       "data_offsets [%lld, %lld] do not hold the %lld bytes of its shape",
                        (long long)offsets[0], (long long)offsets[1], (long long)bytes);
     e->begin = offsets[0];
     e->t.bytes = bytes;
     return 0;
 }
 
-static int read_header(struct kd_st *st, struct kd_jscan *s, struct kd_buf *list, struct kd_err *err)
+static int read_header(struct kd_st *st, struct kd_jscan *s, struct kd_buf *list,
+                       struct kd_err *err)
 {
     bool has_metadata = false;
     char shown[256];
@@ -242,7 +247,8 @@ static int read_header(struct kd_st *st, struct kd_jscan *s, struct kd_buf *list
             return -1;
         const char *name = st->names.at[id];
         if (!fresh)
-            return kd_fail(err, KD_ECORRUPT, "tensor '%s' twice", kd_show_text(shown, sizeof shown, name));
+            return kd_fail(err, KD_ECORRUPT, "tensor '%s' twice",
+                           kd_show_text(shown, sizeof shown, name));
         struct kd_st_tensor e = {.t.name = name};
         if (read_entry(s, &e, err))
             return kd_wrap(err, "tensor '%s'", kd_show_text(shown, sizeof shown, name));
@@ -282,13 +288,15 @@ static int check_chain(const struct kd_st *st, struct kd_err *err)
         const struct kd_st_tensor *e = order[i];
         kd_show_text(shown, sizeof shown, e->t.name);
         if (e->begin != at)
-            rc = kd_fail(err, KD_ECORRUPT, "tensor '%s' begins at %lld, %s: it should begin at %lld", shown,
-                         (long long)e->begin, e->begin < at ? "over the one before it" : "after a hole",
-                         (long long)at);
+            rc =
+                kd_fail(err, KD_ECORRUPT, "tensor '%s' begins at %lld, %s: it should begin at %lld",
+                        shown, (long long)e->begin,
+                        e->begin < at ? "over the one before it" : "after a hole", (long long)at);
         else if (e->t.bytes > size - at)
-            rc = kd_fail(err, KD_ECORRUPT,
-                         "tensor '%s' ends at %lld, but the file holds %lld bytes of data (truncated?)", shown,
-                         (long long)(at + e->t.bytes), (long long)size);
+            rc = kd_fail(
+                err, KD_ECORRUPT,
+                "tensor '%s' ends at %lld, but the file holds %lld bytes of data (truncated?)",
+                shown, (long long)(at + e->t.bytes), (long long)size);
         at += rc ? 0 : e->t.bytes;
     }
     kd_mem_free((void *)order);
@@ -307,19 +315,23 @@ static int parse(struct kd_st *st, const uint8_t *head, int64_t head_bytes, stru
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
     if (n > KD_ST_HEADER_MAX)
-        return kd_fail(err, KD_ECORRUPT,
-                       "its header claims %llu bytes, over the format's limit of %d (is it safetensors?)",
-                       (unsigned long long)n, KD_ST_HEADER_MAX);
+        return kd_fail(
+            err, KD_ECORRUPT,
+            "its header claims %llu bytes, over the format's limit of %d (is it safetensors?)",
+            (unsigned long long)n, KD_ST_HEADER_MAX);
     if ((int64_t)n > st->file_bytes - 8)
-        return kd_fail(err, KD_ECORRUPT, "its header claims %llu bytes, but the file has only %lld (truncated?)",
+        return kd_fail(err, KD_ECORRUPT,
+                       "its header claims %llu bytes, but the file has only %lld (truncated?)",
                        (unsigned long long)n, (long long)st->file_bytes);
     if ((int64_t)n > head_bytes - 8)
-        return kd_fail(err, KD_EINVAL, "its header of %llu bytes is not whole here", (unsigned long long)n);
+        return kd_fail(err, KD_EINVAL, "its header of %llu bytes is not whole here",
+                       (unsigned long long)n);
     if (!n || head[8] != '{')
         return kd_fail(err, KD_ECORRUPT, "its header does not begin with '{'");
     st->data_offset = 8 + (int64_t)n;
     /* The file, an entry, an array in it, and one level to spare for a clear message. */
-    struct kd_jscan_limits limits = {.depth = 4, .string_bytes = 1 << 20, .total_bytes = KD_ST_HEADER_MAX};
+    struct kd_jscan_limits limits = {
+        .depth = 4, .string_bytes = 1 << 20, .total_bytes = KD_ST_HEADER_MAX};
     struct kd_jscan s;
     struct kd_buf list;
     kd_buf_init(&list, (size_t)KD_NAMES_MAX * sizeof(struct kd_st_tensor));

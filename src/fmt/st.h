@@ -37,7 +37,8 @@ const struct kd_tensor *kd_st_find(const struct kd_st *st, const char *name); /*
  * safetensors does not have. */
 int kd_st_dtype(const char *name, enum kd_dtype *dtype, int *bits) KD_MUST;
 /* product(shape) * bits / 8 with every overflow checked; -1 with the reason. */
-int kd_st_bytes(int rank, const int64_t *shape, int bits, int64_t *bytes, struct kd_err *err) KD_MUST;
+int kd_st_bytes(int rank, const int64_t *shape, int bits, int64_t *bytes,
+                struct kd_err *err) KD_MUST;
 /* -1 for a name no tensor may have: empty, over KD_ST_NAME_MAX bytes or with control characters. */
 int kd_st_name_check(const char *name, size_t bytes, struct kd_err *err) KD_MUST;
 /* Reads the value that comes next and drops it; a duplicate key at any level in it is an error. */

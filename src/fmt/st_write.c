@@ -27,7 +27,8 @@ int kd_st_plan_add(struct kd_st_plan *p, const char *name, const char *dtype_nam
     if (kd_st_dtype(dtype_name, &dtype, &bits))
         return kd_fail(err, KD_EINVAL, "tensor '%s': dtype '%s' is not known", name, dtype_name);
     if (rank < 0 || rank > KD_RANK_MAX)
-        return kd_fail(err, KD_EINVAL, "tensor '%s': rank %d is outside 0 to %d", name, rank, KD_RANK_MAX);
+        return kd_fail(err, KD_EINVAL, "tensor '%s': rank %d is outside 0 to %d", name, rank,
+                       KD_RANK_MAX);
     /* Sub-byte dtypes have the size of their shape too, so a given size is only a check on it. */
     int64_t size;
     if (kd_st_bytes(rank, shape, bits, &size, err))
@@ -42,7 +43,8 @@ int kd_st_plan_add(struct kd_st_plan *p, const char *name, const char *dtype_nam
     kd_buf_printf(&p->header, ":{\"dtype\":\"%s\",\"shape\":[", dtype_name);
     for (int i = 0; i < rank; i++)
         kd_buf_printf(&p->header, "%s%lld", i ? "," : "", (long long)shape[i]);
-    kd_buf_printf(&p->header, "],\"data_offsets\":[%lld,%lld]}", (long long)p->data_bytes, (long long)end);
+    kd_buf_printf(&p->header, "],\"data_offsets\":[%lld,%lld]}", (long long)p->data_bytes,
+                  (long long)end);
     p->data_bytes = end;
     p->count++;
     return kd_buf_ok(&p->header, "safetensors header", err);
@@ -59,14 +61,16 @@ int64_t kd_st_plan_file_bytes(const struct kd_st_plan *p)
     return 8 + (int64_t)p->header.size_bytes + tail_bytes(p) + p->data_bytes;
 }
 
-int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p, struct kd_err *err)
+int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p,
+               struct kd_err *err)
 {
     memset(w, 0, sizeof *w);
     w->file.fd = -1;
     int64_t tail = tail_bytes(p);
     uint64_t n = p->header.size_bytes + (uint64_t)tail;
     if (p->header.failed || n > KD_ST_HEADER_MAX)
-        return kd_fail(err, KD_EINVAL, "%s: its header would be over the format's limit of %d bytes", path,
+        return kd_fail(err, KD_EINVAL,
+                       "%s: its header would be over the format's limit of %d bytes", path,
                        KD_ST_HEADER_MAX);
     uint8_t length[8];
     for (int i = 0; i < 8; i++)

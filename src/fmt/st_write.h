@@ -30,7 +30,8 @@ struct kd_st_writer {
     struct kd_outfile file;
     int64_t data_bytes, put_bytes;
 };
-int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p, struct kd_err *err) KD_MUST;
+int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p,
+               struct kd_err *err) KD_MUST;
 int kd_st_put(struct kd_st_writer *w, const void *data, int64_t bytes, struct kd_err *err) KD_MUST;
 /* Fails unless exactly the planned bytes were put. */
 int kd_st_commit(struct kd_st_writer *w, struct kd_err *err) KD_MUST;

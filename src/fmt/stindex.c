@@ -10,7 +10,8 @@
 #include <zlib.h>
 
 /* Four times K3's index as EXL3; also what a gzip bomb is cut at. */
-static const struct kd_jscan_limits limits = {.depth = 8, .string_bytes = 4096, .total_bytes = 512 << 20};
+static const struct kd_jscan_limits limits = {
+    .depth = 8, .string_bytes = 4096, .total_bytes = 512 << 20};
 
 static int read_total(struct kd_stindex *ix, struct kd_jscan *s, struct kd_err *err)
 {
@@ -84,7 +85,8 @@ static int read_shard(struct kd_stindex *ix, struct kd_jscan *s, int32_t *shard,
     return 0;
 }
 
-static int read_map(struct kd_stindex *ix, struct kd_jscan *s, struct kd_buf *list, struct kd_err *err)
+static int read_map(struct kd_stindex *ix, struct kd_jscan *s, struct kd_buf *list,
+                    struct kd_err *err)
 {
     char shown[256];
     if (kd_jscan_next(s, err))
@@ -104,15 +106,16 @@ static int read_map(struct kd_stindex *ix, struct kd_jscan *s, struct kd_buf *li
             return -1;
         const char *name = ix->names.at[id];
         if (!fresh)
-            return kd_fail(err, KD_ECORRUPT, "tensor '%s' twice", kd_show_text(shown, sizeof shown, name));
+            return kd_fail(err, KD_ECORRUPT, "tensor '%s' twice",
+                           kd_show_text(shown, sizeof shown, name));
         if (read_shard(ix, s, &shard, err))
             return kd_wrap(err, "tensor '%s'", kd_show_text(shown, sizeof shown, name));
         kd_buf_add(list, &shard, sizeof shard);
     }
 }
 
-static int read_top(struct kd_stindex *ix, struct kd_jscan *s, struct kd_names *keys, struct kd_buf *list,
-                    struct kd_err *err)
+static int read_top(struct kd_stindex *ix, struct kd_jscan *s, struct kd_names *keys,
+                    struct kd_buf *list, struct kd_err *err)
 {
     bool has_map = false;
     if (kd_jscan_next(s, err))
@@ -128,9 +131,9 @@ static int read_top(struct kd_stindex *ix, struct kd_jscan *s, struct kd_names *
             return -1;
         bool map = !strcmp(s->text, "weight_map");
         has_map |= map;
-        if (map                                ? read_map(ix, s, list, err)
+        if (map                            ? read_map(ix, s, list, err)
             : !strcmp(s->text, "metadata") ? read_metadata(ix, s, err)
-                                               : kd_st_skip(s, err))
+                                           : kd_st_skip(s, err))
             return -1;
     }
     if (!has_map)

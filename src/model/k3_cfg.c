@@ -6,14 +6,14 @@
 
 /* What a key of text_config may hold for a forward pass. */
 enum rule {
-    USED,  /* read by parse; bounds are checked there */
-    ANY,   /* says nothing about the forward pass */
-    NONE,  /* null */
+    USED,   /* read by parse; bounds are checked there */
+    ANY,    /* says nothing about the forward pass */
+    NONE,   /* null */
     FALSE_, /* false or null */
-    TRUE_, /* true */
-    NUM,   /* the number `num` */
-    STR,   /* the string `str` */
-    EMPTY  /* an empty object or array, or null */
+    TRUE_,  /* true */
+    NUM,    /* the number `num` */
+    STR,    /* the string `str` */
+    EMPTY   /* an empty object or array, or null */
 };
 
 struct key {
@@ -128,32 +128,31 @@ static const struct key text_keys[] = {
     {NULL, ANY, 0, NULL}};
 
 static const struct key linear_keys[] = {
-    {"full_attn_layers", USED, 0, NULL}, {"kda_layers", USED, 0, NULL},
-    {"gate_lower_bound", USED, 0, NULL}, {"head_dim", USED, 0, NULL},
-    {"num_heads", USED, 0, NULL},        {"short_conv_kernel_size", USED, 0, NULL},
+    {"full_attn_layers", USED, 0, NULL},    {"kda_layers", USED, 0, NULL},
+    {"gate_lower_bound", USED, 0, NULL},    {"head_dim", USED, 0, NULL},
+    {"num_heads", USED, 0, NULL},           {"short_conv_kernel_size", USED, 0, NULL},
     {"use_full_rank_gate", TRUE_, 0, NULL}, {NULL, ANY, 0, NULL}};
 
 /* Around a nested text_config. */
-static const struct key top_keys[] = {
-    {"architectures", ANY, 0, NULL},
-    {"auto_map", ANY, 0, NULL},
-    {"model_type", STR, 0, "kimi_k3"},
-    {"dtype", ANY, 0, NULL},
-    {"torch_dtype", ANY, 0, NULL},
-    {"transformers_version", ANY, 0, NULL},
-    {"_name_or_path", ANY, 0, NULL},
-    {"bos_token_id", USED, 0, NULL},
-    {"eos_token_id", USED, 0, NULL},
-    {"pad_token_id", USED, 0, NULL},
-    {"media_placeholder_token_id", ANY, 0, NULL},
-    {"image_placeholder", ANY, 0, NULL},
-    {"ignore_index", ANY, 0, NULL},
-    {"tie_word_embeddings", FALSE_, 0, NULL},
-    {"quantization_config", USED, 0, NULL},
-    {"use_cache", ANY, 0, NULL},
-    {"text_config", USED, 0, NULL},
-    {"vision_config", ANY, 0, NULL}, /* carried, never run */
-    {NULL, ANY, 0, NULL}};
+static const struct key top_keys[] = {{"architectures", ANY, 0, NULL},
+                                      {"auto_map", ANY, 0, NULL},
+                                      {"model_type", STR, 0, "kimi_k3"},
+                                      {"dtype", ANY, 0, NULL},
+                                      {"torch_dtype", ANY, 0, NULL},
+                                      {"transformers_version", ANY, 0, NULL},
+                                      {"_name_or_path", ANY, 0, NULL},
+                                      {"bos_token_id", USED, 0, NULL},
+                                      {"eos_token_id", USED, 0, NULL},
+                                      {"pad_token_id", USED, 0, NULL},
+                                      {"media_placeholder_token_id", ANY, 0, NULL},
+                                      {"image_placeholder", ANY, 0, NULL},
+                                      {"ignore_index", ANY, 0, NULL},
+                                      {"tie_word_embeddings", FALSE_, 0, NULL},
+                                      {"quantization_config", USED, 0, NULL},
+                                      {"use_cache", ANY, 0, NULL},
+                                      {"text_config", USED, 0, NULL},
+                                      {"vision_config", ANY, 0, NULL}, /* carried, never run */
+                                      {NULL, ANY, 0, NULL}};
 
 static const struct key *find_key(const struct key *keys, const char *name)
 {
@@ -204,7 +203,8 @@ static int read_sizes(struct kd_k3_cfg *c, const struct kd_json *t, struct kd_er
             return -1;
     }
     return kd_json_int(t, "num_experts_per_token", 1, c->experts, &c->topk, err) ||
-                   kd_json_int_or(t, "first_k_dense_replace", 0, c->layers, 0, &c->dense_layers, err)
+                   kd_json_int_or(t, "first_k_dense_replace", 0, c->layers, 0, &c->dense_layers,
+                                  err)
                ? -1
                : 0;
 }
@@ -245,8 +245,8 @@ static int read_tokens(struct kd_k3_cfg *c, const struct kd_json *t, const struc
 }
 
 /* The two lists count layers from 1 and must name each once. */
-static int read_layer_list(struct kd_k3_cfg *c, const struct kd_json *lin, const char *key, uint8_t mla,
-                           uint8_t *seen, struct kd_err *err)
+static int read_layer_list(struct kd_k3_cfg *c, const struct kd_json *lin, const char *key,
+                           uint8_t mla, uint8_t *seen, struct kd_err *err)
 {
     const struct kd_json *list = kd_json_get(lin, key);
     if (kd_json_kind(list) != KD_JSON_ARRAY)
@@ -258,7 +258,8 @@ static int read_layer_list(struct kd_k3_cfg *c, const struct kd_json *lin, const
             return kd_fail(err, KD_ECORRUPT, "'%s' names a layer outside 1 to %lld", key,
                            (long long)c->layers);
         if (seen[layer - 1])
-            return kd_fail(err, KD_ECORRUPT, "layer %lld is named twice in kda_layers and full_attn_layers",
+            return kd_fail(err, KD_ECORRUPT,
+                           "layer %lld is named twice in kda_layers and full_attn_layers",
                            (long long)layer);
         seen[layer - 1] = 1;
         c->mla[layer - 1] = mla;
@@ -285,9 +286,10 @@ static int read_linear(struct kd_k3_cfg *c, const struct kd_json *t, struct kd_e
     c->gate_lower_bound = (float)bound;
     for (int64_t l = 0; l < c->layers; l++)
         if (!seen[l])
-            return kd_fail(err, KD_ECORRUPT,
-                           "linear_attn_config: layer %lld is in neither kda_layers nor full_attn_layers",
-                           (long long)l + 1);
+            return kd_fail(
+                err, KD_ECORRUPT,
+                "linear_attn_config: layer %lld is in neither kda_layers nor full_attn_layers",
+                (long long)l + 1);
     return 0;
 }
 
@@ -305,7 +307,8 @@ static void add_unknown(struct kd_buf *out, const struct kd_json *obj, const str
 }
 
 /* In a bare config the top level is the text config, so keys of both places may stand there. */
-static void name_unknown(struct kd_buf *out, const struct kd_k3_cfg *c, const struct kd_json *config)
+static void name_unknown(struct kd_buf *out, const struct kd_k3_cfg *c,
+                         const struct kd_json *config)
 {
     const struct kd_json *text = text_of(config);
     if (c->nested)
@@ -376,7 +379,8 @@ static const char *shown_value(char *out, size_t size, const struct kd_json *v)
     return out;
 }
 
-static int check_keys(const struct kd_json *obj, const struct key *keys, const char *place, struct kd_err *err)
+static int check_keys(const struct kd_json *obj, const struct key *keys, const char *place,
+                      struct kd_err *err)
 {
     void *iter = NULL;
     const char *name;
@@ -386,11 +390,13 @@ static int check_keys(const struct kd_json *obj, const struct key *keys, const c
         const struct key *k = find_key(keys, name);
         kd_show_text(shown, sizeof shown, name);
         if (!k && kd_json_kind(v) != KD_JSON_NULL)
-            return kd_fail(err, KD_ENOTSUP, "config.json: key '%s%s' is not known here, so no forward pass "
-                                            "of this model can be trusted", place, shown);
+            return kd_fail(err, KD_ENOTSUP,
+                           "config.json: key '%s%s' is not known here, so no forward pass "
+                           "of this model can be trusted",
+                           place, shown);
         if (k && !holds(k, v))
-            return kd_fail(err, KD_ENOTSUP, "config.json: '%s%s' is %s, which is not supported", place, shown,
-                           shown_value(value, sizeof value, v));
+            return kd_fail(err, KD_ENOTSUP, "config.json: '%s%s' is %s, which is not supported",
+                           place, shown, shown_value(value, sizeof value, v));
     }
     return 0;
 }
@@ -408,12 +414,19 @@ static int check_present(const struct kd_json *text, struct kd_err *err)
 
 static int check_group(const struct kd_json *group, struct kd_err *err)
 {
-    static const struct key weights[] = {
-        {"group_size", NUM, 32, NULL}, {"num_bits", NUM, 4, NULL},    {"type", STR, 0, "float"},
-        {"symmetric", TRUE_, 0, NULL}, {"dynamic", FALSE_, 0, NULL},  {"actorder", NONE, 0, NULL},
-        {"strategy", STR, 0, "group"}, {"zp_dtype", NONE, 0, NULL},   {"block_structure", NONE, 0, NULL},
-        {"observer", ANY, 0, NULL},    {"observer_kwargs", ANY, 0, NULL},
-        {"scale_dtype", STR, 0, "torch.uint8"}, {NULL, ANY, 0, NULL}};
+    static const struct key weights[] = {{"group_size", NUM, 32, NULL},
+                                         {"num_bits", NUM, 4, NULL},
+                                         {"type", STR, 0, "float"},
+                                         {"symmetric", TRUE_, 0, NULL},
+                                         {"dynamic", FALSE_, 0, NULL},
+                                         {"actorder", NONE, 0, NULL},
+                                         {"strategy", STR, 0, "group"},
+                                         {"zp_dtype", NONE, 0, NULL},
+                                         {"block_structure", NONE, 0, NULL},
+                                         {"observer", ANY, 0, NULL},
+                                         {"observer_kwargs", ANY, 0, NULL},
+                                         {"scale_dtype", STR, 0, "torch.uint8"},
+                                         {NULL, ANY, 0, NULL}};
     if (kd_json_kind(kd_json_get(group, "input_activations")) != KD_JSON_NULL ||
         kd_json_kind(kd_json_get(group, "output_activations")) != KD_JSON_NULL)
         return kd_fail(err, KD_ENOTSUP, "config.json: quantized activations are not supported");
@@ -431,13 +444,16 @@ static int check_quantization(const struct kd_json *q, struct kd_err *err)
     if (method && !strcmp(method, "exl3"))
         return 0;
     if (!method || strcmp(method, "compressed-tensors") != 0)
-        return kd_fail(err, KD_ENOTSUP, "config.json: quantization_config: method '%s' is not supported",
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: quantization_config: method '%s' is not supported",
                        kd_show_text(shown, sizeof shown, method ? method : "(none)"));
     if (!format || strcmp(format, "mxfp4-pack-quantized") != 0)
-        return kd_fail(err, KD_ENOTSUP, "config.json: quantization_config: format '%s' is not supported",
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: quantization_config: format '%s' is not supported",
                        kd_show_text(shown, sizeof shown, format ? format : "(none)"));
     if (kd_json_kind(kd_json_get(q, "kv_cache_scheme")) != KD_JSON_NULL)
-        return kd_fail(err, KD_ENOTSUP, "config.json: quantization_config: a quantized cache is not supported");
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: quantization_config: a quantized cache is not supported");
     const struct kd_json *groups = kd_json_get(q, "config_groups");
     void *iter = NULL;
     const char *name;
@@ -455,8 +471,8 @@ static int check_arch(const struct kd_k3_cfg *c, const struct kd_json *config, s
     const char *want_type = c->nested ? "kimi_k3" : "kimi_linear";
     char shown[64];
     if (c->arch[0] && strcmp(c->arch, want) != 0)
-        return kd_fail(err, KD_ENOTSUP, "config.json: architecture '%s' is not supported (only %s)", c->arch,
-                       want);
+        return kd_fail(err, KD_ENOTSUP, "config.json: architecture '%s' is not supported (only %s)",
+                       c->arch, want);
     if (!type || strcmp(type, want_type) != 0)
         return kd_fail(err, KD_ENOTSUP, "config.json: model_type '%s' is not supported (only %s)",
                        kd_show_text(shown, sizeof shown, type ? type : "(none)"), want_type);
@@ -470,18 +486,23 @@ int kd_k3_cfg_check(const struct kd_k3_cfg *cfg, const struct kd_json *config, s
     if (check_arch(cfg, config, err))
         return -1;
     if (!cfg->block || !cfg->latent)
-        return kd_fail(err, KD_ENOTSUP, "config.json: '%s' is missing: a plain Kimi-Linear is not supported",
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: '%s' is missing: a plain Kimi-Linear is not supported",
                        cfg->block ? "routed_expert_hidden_size" : "attn_res_block_size");
     if (!cfg->q_lora)
-        return kd_fail(err, KD_ENOTSUP, "config.json: q_lora_rank null (a plain q_proj) is not supported");
-    if ((cfg->nested && check_keys(config, top_keys, "", err)) || check_keys(text, text_keys, "", err) ||
-        check_keys(kd_json_get(text, "linear_attn_config"), linear_keys, "linear_attn_config.", err) ||
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: q_lora_rank null (a plain q_proj) is not supported");
+    if ((cfg->nested && check_keys(config, top_keys, "", err)) ||
+        check_keys(text, text_keys, "", err) ||
+        check_keys(kd_json_get(text, "linear_attn_config"), linear_keys, "linear_attn_config.",
+                   err) ||
         check_present(text, err))
         return -1;
     if (kd_json_int_or(text, "num_key_value_heads", 1, 1 << 20, cfg->heads, &kv, err))
         return kd_wrap(err, "config.json");
     if (kv != cfg->heads)
-        return kd_fail(err, KD_ENOTSUP, "config.json: %lld key-value heads for %lld heads is not supported",
+        return kd_fail(err, KD_ENOTSUP,
+                       "config.json: %lld key-value heads for %lld heads is not supported",
                        (long long)kv, (long long)cfg->heads);
     if (check_quantization(kd_json_get(text, "quantization_config"), err))
         return -1;
