@@ -11,6 +11,7 @@
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
     X(inspect)                                                                                     \
+    X(chat)                                                                                        \
     X(check)                                                                                       \
     X(convert)                                                                                     \
     X(mix)                                                                                         \
