@@ -143,7 +143,7 @@ static int begin_turn(const struct run *r, struct turn *t, bool dst, struct kd_e
 static bool is_exact(const struct turn *t)
 {
     return t->got.count == t->want.count &&
-           t->got.id[t->got.count - 1] == t->want.id[t->want.count - 1];
+           !memcmp(t->got.id, t->want.id, (size_t)t->want.count * sizeof *t->want.id);
 }
 
 /* Greedy, all unfinished turns of the batch together. */

@@ -177,7 +177,7 @@ static void sizes(struct kd_buf *out, const struct kd_check *c)
 {
     const struct kd_sizes *d = &c->dst;
     char size[32], count[32];
-    kd_buf_str(out, "<section class=\"plot\"><h2>Bits and sizes</h2><p class=\"note\">K: code bits of "
+    kd_buf_str(out, "<section class=\"plot wide\"><h2>Bits and sizes</h2><p class=\"note\">K: code bits of "
                     "the quantized matrices; real: all bytes of these tensors.</p>\n<table><tr>"
                     "<th>part</th><th>weights</th><th>bytes</th><th>K</th><th>real</th></tr>\n");
     for (int p = 0; p < KD_PART_COUNT; p++) {
