@@ -174,6 +174,7 @@ static bool utf8_ok(const unsigned char *p, size_t left)
 static int string(struct kd_jscan *s, struct kd_err *err)
 {
     bool high = false;
+    int64_t start = offset(s);
     kd_buf_clear(&s->scratch);
     for (;;) {
         int c;
@@ -201,7 +202,7 @@ static int string(struct kd_jscan *s, struct kd_err *err)
     }
     if (s->scratch.failed)
         return kd_fail(err, KD_ECORRUPT, "JSON at byte %lld: a string over the limit of %zu bytes",
-                       (long long)offset(s), s->limits.string_bytes);
+                       (long long)start, s->limits.string_bytes);
     s->text = s->scratch.data ? s->scratch.data : "";
     s->text_bytes = s->scratch.size_bytes;
     if (high && !utf8_ok((const unsigned char *)s->text, s->text_bytes))

@@ -137,7 +137,7 @@ int kd_opt_parse(const struct kd_cmd *cmd, int argc, const char **argv, const ch
         bad = set(o, value ? value : "1", err);
         if (bad)
             kd_wrap(err, "--%s", o->name);
-        if (o->type != KD_OPT_STR)
+        if (o->type != KD_OPT_STR || bad)
             free(value);
     }
     if (!bad && rc < -1)

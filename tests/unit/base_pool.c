@@ -1,0 +1,120 @@
+/* base/pool: each item once, workers never shared, runs inside runs, many runs, bounds. */
+#include "base/pool.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <stdatomic.h>
+#include <string.h>
+
+enum { ITEMS = 5000, WORKERS = 7 };
+
+struct job {
+    struct kd_pool *pool;
+    atomic_int seen[ITEMS];
+    atomic_int busy[WORKERS];
+    atomic_int clashes, inner;
+    int workers;
+};
+
+static void item(void *ctx, int64_t i, int worker)
+{
+    struct job *j = ctx;
+    if (worker < 0 || worker >= j->workers || atomic_fetch_add(&j->busy[worker], 1))
+        atomic_fetch_add(&j->clashes, 1);
+    atomic_fetch_add(&j->seen[i], 1);
+    atomic_fetch_sub(&j->busy[worker], 1);
+}
+
+static void each_once(void **state)
+{
+    (void)state;
+    static struct job j;
+    static const int threads[] = {1, 2, WORKERS};
+    for (size_t t = 0; t < sizeof threads / sizeof *threads; t++) {
+        struct kd_err err;
+        memset(&j, 0, sizeof j);
+        j.workers = threads[t];
+        assert_int_equal(kd_pool_open(&j.pool, threads[t], &err), 0);
+        assert_int_equal(kd_pool_threads(j.pool), threads[t]);
+        kd_pool_run(j.pool, ITEMS, item, &j);
+        for (int round = 0; round < 200; round++)
+            kd_pool_run(j.pool, round % 5, item, &j);
+        kd_pool_close(j.pool);
+        for (int i = 0; i < ITEMS; i++)
+            assert_int_equal(j.seen[i], 1 + (i < 4 ? (4 - i) * 40 : 0));
+        assert_int_equal(j.clashes, 0);
+    }
+}
+
+static void inner(void *ctx, int64_t i, int worker)
+{
+    struct job *j = ctx;
+    (void)i;
+    if (worker)
+        atomic_fetch_add(&j->clashes, 1);
+    atomic_fetch_add(&j->inner, 1);
+}
+
+static void outer(void *ctx, int64_t i, int worker)
+{
+    struct job *j = ctx;
+    (void)i;
+    (void)worker;
+    kd_pool_run(j->pool, 10, inner, j);
+}
+
+/* A run from inside a run is done by that thread alone, as worker 0 of its own loop. */
+static void nested(void **state)
+{
+    (void)state;
+    static struct job j;
+    struct kd_err err;
+    memset(&j, 0, sizeof j);
+    assert_int_equal(kd_pool_open(&j.pool, 3, &err), 0);
+    kd_pool_run(j.pool, 50, outer, &j);
+    assert_int_equal(j.inner, 500);
+    assert_int_equal(j.clashes, 0);
+    kd_pool_run(j.pool, 1, outer, &j);
+    assert_int_equal(j.inner, 510);
+    kd_pool_close(j.pool);
+}
+
+static void without_a_pool(void **state)
+{
+    (void)state;
+    static struct job j;
+    memset(&j, 0, sizeof j);
+    j.workers = 1;
+    kd_pool_run(NULL, 100, item, &j);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(j.seen[i], 1);
+    assert_int_equal(kd_pool_threads(NULL), 1);
+    kd_pool_close(NULL);
+}
+
+static void bounds(void **state)
+{
+    (void)state;
+    struct kd_pool *p;
+    struct kd_err err;
+    assert_int_equal(kd_pool_open(&p, -1, &err), -1);
+    assert_int_equal(kd_pool_open(&p, 1 << 20, &err), -1);
+    assert_null(p);
+    assert_int_equal(kd_pool_open(&p, 0, &err), 0);
+    assert_true(kd_pool_threads(p) >= 1);
+    kd_pool_close(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_once),
+        cmocka_unit_test(nested),
+        cmocka_unit_test(without_a_pool),
+        cmocka_unit_test(bounds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
