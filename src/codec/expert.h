@@ -27,9 +27,9 @@ struct kd_expert_out {
     bool fallback, all_token_hessian;
     char hess_digest[65]; /* of w2's Hessian */
 };
-/* spec[0..2]: w1, w3, w2. */
-int kd_expert_quantize(const struct kd_run *run, const struct kd_mat *w1, const struct kd_mat *w3,
-                       const struct kd_mat *w2, const struct kd_layer_inputs *in,
+/* `expert` is its id in the routing. spec[0..2]: w1, w3, w2. */
+int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd_mat *w1,
+                       const struct kd_mat *w3, const struct kd_mat *w2, const struct kd_layer_inputs *in,
                        const struct kd_quant_spec spec[3], struct kd_expert_out *out,
                        struct kd_err *err) KD_MUST;
 void kd_expert_release(struct kd_expert_out *o);

@@ -91,7 +91,7 @@ static int quantize(struct kd_job *j, struct kd_layer_work *w, const struct kd_l
         spec[p] = kd_layer_spec(j, t->t[p], p == KD_PROJ_W2 ? own : "latent");
         spec[p].recipe = *recipe;
     }
-    int rc = kd_expert_quantize(j->run, &src.w1, &src.w3, &src.w2, in, spec, out, err);
+    int rc = kd_expert_quantize(j->run, e, &src.w1, &src.w3, &src.w2, in, spec, out, err);
     if (j->source->done)
         j->source->done(j->source, layer, e);
     return rc ? kd_wrap(err, "expert %lld", (long long)e) : 0;

@@ -1,0 +1,169 @@
+#include "codec/expert.h"
+
+#include "base/mem.h"
+
+#include <string.h>
+
+/* Scratch of one call: a block of latents, gate, up and inner rows, and the routed rows among them. */
+struct block {
+    float *z, *g, *u, *inner, *routed;
+};
+
+static int block_open(struct block *b, const struct kd_layer_inputs *in, int64_t inter, struct kd_err *err)
+{
+    const char *what = "expert activations";
+    int64_t rows = in->block_rows;
+    if (kd_mem_new(&b->z, rows * in->latent, sizeof *b->z, what, err) ||
+        kd_mem_new(&b->g, rows * inter, sizeof *b->g, what, err) ||
+        kd_mem_new(&b->u, rows * inter, sizeof *b->u, what, err) ||
+        kd_mem_new(&b->inner, rows * inter, sizeof *b->inner, what, err) ||
+        kd_mem_new(&b->routed, in->weight_routed ? rows * inter : 0, sizeof *b->routed, what, err))
+        return -1;
+    return 0;
+}
+
+static void block_release(struct block *b)
+{
+    kd_mem_free(b->z);
+    kd_mem_free(b->g);
+    kd_mem_free(b->u);
+    kd_mem_free(b->inner);
+    kd_mem_free(b->routed);
+}
+
+int64_t kd_expert_scratch_bytes(int64_t latent, int64_t inter, int64_t block_rows, int threads)
+{
+    int64_t k = (inter + 127) / 128 * 128;
+    (void)threads;
+    return 4 * block_rows * (latent + 4 * inter) + 2 * 4 * k * k;
+}
+
+/* The weight with which token t goes to this expert; < 0: it does not. */
+static float routed_weight(const struct kd_layer_inputs *in, int64_t t, int64_t expert)
+{
+    for (int64_t k = 0; k < in->topk; k++)
+        if (in->ids[t * in->topk + k] == expert)
+            return in->w[t * in->topk + k];
+    return -1.0f;
+}
+
+/* What the down-projection sees for tokens [first, first + T): SiTU(gate, up) of the quantized two. */
+static int inner_rows(const struct kd_run *run, const struct kd_layer_inputs *in, const struct kd_mat *w1,
+                      const struct kd_mat *w3, struct block *b, int64_t first, int64_t T, struct kd_err *err)
+{
+    const uint16_t *z = in->z + first * in->latent;
+    for (int64_t i = 0; i < T * in->latent; i++)
+        b->z[i] = kd_bf16_f32(z[i]);
+    if (kd_mat_mul(run, w1, b->z, in->latent, T, b->g, w1->rows, err) ||
+        kd_mat_mul(run, w3, b->z, in->latent, T, b->u, w1->rows, err))
+        return -1;
+    run->kern->situ(b->g, b->u, in->situ_beta, in->situ_linear, b->inner, T * w1->rows);
+    return 0;
+}
+
+/* Rows of the routed tokens times their weight, so that their squares carry w^2. */
+static int64_t gather(const struct kd_layer_inputs *in, int64_t expert, struct block *b, int64_t first,
+                      int64_t T, int64_t inter, double *weight)
+{
+    int64_t n = 0;
+    for (int64_t t = 0; t < T; t++) {
+        float w = routed_weight(in, first + t, expert);
+        if (w < 0.0f)
+            continue;
+        for (int64_t i = 0; i < inter; i++)
+            b->routed[n * inter + i] = w * b->inner[t * inter + i];
+        *weight += (double)w * (double)w;
+        n++;
+    }
+    return n;
+}
+
+/* all <- T * (share of the routed mean + the rest of the all-token mean), in place (Decision 10). */
+static void blend(struct kd_hess *all, const struct kd_hess *routed, double weight, int64_t n, int64_t k)
+{
+    double share = (double)n / (double)(n + k);
+    float keep = (float)(1.0 - share), add = (float)(share * (double)all->rows / weight);
+    for (int64_t i = 0; i < all->k * all->k; i++)
+        all->h[i] = keep * all->h[i] + add * routed->h[i];
+}
+
+static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
+                        const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                        struct kd_expert_out *out, struct kd_err *err)
+{
+    struct kd_hess routed = {0};
+    struct block b = {0};
+    double weight = 0.0;
+    int64_t inter = w1->rows;
+    int rc = block_open(&b, in, inter, err) || kd_hess_open(all, inter, err) ||
+             (in->weight_routed && kd_hess_open(&routed, inter, err));
+    for (int64_t first = 0; !rc && first < in->T; first += in->block_rows) {
+        int64_t T = in->T - first < in->block_rows ? in->T - first : in->block_rows;
+        rc = inner_rows(run, in, w1, w3, &b, first, T, err) || kd_hess_add(run, all, b.inner, inter, T, err);
+        if (rc || !in->weight_routed)
+            continue;
+        int64_t n = gather(in, expert, &b, first, T, inter, &weight);
+        rc = kd_hess_add(run, &routed, b.routed, inter, n, err);
+    }
+    if (!rc)
+        kd_hess_close(all);
+    out->all_token_hessian = in->weight_routed && (out->routed_rows < in->blend_rows / 4 || !(weight > 0.0));
+    if (!rc && in->weight_routed && !out->all_token_hessian) {
+        kd_hess_close(&routed);
+        blend(all, &routed, weight, out->routed_rows, in->blend_rows);
+    }
+    if (!rc)
+        rc = kd_hess_digest(all, out->hess_digest, err);
+    block_release(&b);
+    kd_hess_release(&routed);
+    return rc ? -1 : 0;
+}
+
+static int check(const struct kd_mat *w1, const struct kd_mat *w3, const struct kd_mat *w2,
+                 const struct kd_layer_inputs *in, struct kd_err *err)
+{
+    if (w1->cols != in->latent || w3->cols != in->latent || w2->rows != in->latent || w3->rows != w1->rows ||
+        w2->cols != w1->rows)
+        return kd_fail(err, KD_EINVAL, "an expert of %lld x %lld, %lld x %lld, %lld x %lld does not fit latents of %lld",
+                       (long long)w1->rows, (long long)w1->cols, (long long)w3->rows, (long long)w3->cols,
+                       (long long)w2->rows, (long long)w2->cols, (long long)in->latent);
+    if (in->T < 1 || in->block_rows < 1)
+        return kd_fail(err, KD_EINVAL, "an expert needs calibration tokens");
+    return 0;
+}
+
+int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd_mat *w1,
+                       const struct kd_mat *w3, const struct kd_mat *w2, const struct kd_layer_inputs *in,
+                       const struct kd_quant_spec spec[3], struct kd_expert_out *out, struct kd_err *err)
+{
+    struct kd_hess h = {0};
+    memset(out, 0, sizeof *out);
+    if (check(w1, w3, w2, in, err))
+        return -1;
+    for (int64_t t = 0; t < in->T; t++)
+        out->routed_rows += routed_weight(in, t, expert) >= 0.0f;
+    out->fallback = out->routed_rows < in->fallback_rows;
+    int rc = 0;
+    if (kd_quant_tensor(run, w1, in->h_in, &spec[0], &out->w1, err))
+        rc = kd_wrap(err, "w1");
+    else if (kd_quant_tensor(run, w3, in->h_in, &spec[1], &out->w3, err))
+        rc = kd_wrap(err, "w3");
+    struct kd_mat q1 = kd_quant_mat(&out->w1), q3 = kd_quant_mat(&out->w3);
+    /* A recipe without feedback and activation-aware rows has no use for the Hessian but its figure. */
+    if (!rc)
+        rc = down_hessian(run, in, expert, &q1, &q3, &h, out, err);
+    if (!rc && kd_quant_tensor(run, w2, &h, &spec[2], &out->w2, err))
+        rc = kd_wrap(err, "w2");
+    kd_hess_release(&h);
+    if (rc)
+        kd_expert_release(out);
+    return rc;
+}
+
+void kd_expert_release(struct kd_expert_out *o)
+{
+    kd_quant_release(&o->w1);
+    kd_quant_release(&o->w3);
+    kd_quant_release(&o->w2);
+    memset(o, 0, sizeof *o);
+}
