@@ -334,13 +334,14 @@ static int value(struct kd_jscan *s, int c, struct kd_err *err)
 /* The next byte that is not white space, not taken; -1 at the end. */
 static int next_byte(struct kd_jscan *s, int *c, struct kd_err *err)
 {
-    for (;;) {
+    do {
+        while (s->at != s->end &&
+               (*s->at == ' ' || *s->at == '\n' || *s->at == '\r' || *s->at == '\t'))
+            s->at++;
         if (peek(s, c, err))
             return -1;
-        if (*c != ' ' && *c != '\n' && *c != '\r' && *c != '\t')
-            return 0;
-        s->at++;
-    }
+    } while (*c == ' ' || *c == '\n' || *c == '\r' || *c == '\t');
+    return 0;
 }
 
 static int name(struct kd_jscan *s, int c, struct kd_err *err)
