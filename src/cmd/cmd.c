@@ -11,6 +11,8 @@
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
     X(inspect)                                                                                     \
+    X(verify)                                                                                      \
+    X(generate)                                                                                    \
     X(chat)                                                                                        \
     X(check)                                                                                       \
     X(convert)                                                                                     \

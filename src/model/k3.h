@@ -65,6 +65,8 @@ int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix, co
  * globals: "lm_head", "model.embed_tokens". */
 int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows, int64_t cols,
               struct kd_mat *out, struct kd_err *err) KD_MUST;
+/* -1 naming the first tensor that a model of this config does not have (k3-model, Decision 4). */
+int kd_k3_known(const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck, struct kd_err *err) KD_MUST;
 int kd_k3_layer_load(struct kd_k3_layer *L, const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck,
                      int64_t layer, const struct kd_k3_part *part, struct kd_err *err) KD_MUST;
 void kd_k3_layer_release(struct kd_k3_layer *L);

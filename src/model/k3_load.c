@@ -1,6 +1,7 @@
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
 #include "model/k3_int.h"
+#include "model/k3_names.h"
 #include "num/half.h"
 
 #include <stdio.h>
@@ -387,6 +388,19 @@ static int load_all(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
     if (L->mla ? load_mla(L, c, a, part, err) : load_kda(L, c, a, part, err))
         return -1;
     return L->moe ? load_moe(L, c, a, part, err) : load_mlp(L, c, a, "mlp.", c->dense_inter, part, err);
+}
+
+int kd_k3_known(const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck, struct kd_err *err)
+{
+    struct kd_k3_map map;
+    struct kd_k3_name name;
+    if (kd_k3_map_init(&map, cfg, kd_ckpt_config(ck), err))
+        return -1;
+    for (int64_t i = 0; i < kd_ckpt_count(ck); i++)
+        if (!kd_k3_name_parse(&map, kd_ckpt_at(ck, i)->name, &name))
+            return kd_fail(err, KD_ENOTSUP, "tensor %s is not known here, so no forward pass is run",
+                           kd_ckpt_at(ck, i)->name);
+    return 0;
 }
 
 int kd_k3_layer_load(struct kd_k3_layer *L, const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck,

@@ -21,9 +21,13 @@ struct kd_k3_seq {
 static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3_open *o,
                       struct kd_err *err)
 {
-    if (kd_ckpt_open(&m->ck, dir, false, err) ||
-        kd_k3_cfg_parse(&m->cfg, kd_ckpt_config(m->ck), NULL, err) ||
-        kd_k3_cfg_check(&m->cfg, kd_ckpt_config(m->ck), err))
+    if (kd_ckpt_open(&m->ck, dir, false, err))
+        return -1;
+    if (!kd_ckpt_config(m->ck))
+        return kd_fail(err, KD_EINVAL, "'%s' has no config.json; name the model's folder", dir);
+    if (kd_k3_cfg_parse(&m->cfg, kd_ckpt_config(m->ck), NULL, err) ||
+        kd_k3_cfg_check(&m->cfg, kd_ckpt_config(m->ck), err) ||
+        kd_k3_known(&m->cfg, m->ck, err))
         return -1;
     if (o && o->eps_latent > 0)
         m->cfg.eps_latent = o->eps_latent;
