@@ -72,20 +72,6 @@ int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err)
     return 0;
 }
 
-double kd_exl3_drift(const struct kd_exl3_work *q)
-{
-    double sum = 0.0;
-    for (int64_t i = 0; i < q->k; i++) {
-        double row = 0.0;
-        for (int64_t c = 0; c < i / KD_TILE * KD_TILE; c++)
-            row += (double)q->l[i * q->k + c] * (double)q->l[i * q->k + c];
-        sum += row;
-    }
-    /* Each error has the rate's share of the target's variance; half at most, far from any real case. */
-    double fed = kd_exl3_unit_mse(q->spec->rate) * sum / (double)q->k;
-    return 1.0 / (1.0 - (fed < 0.5 ? fed : 0.5));
-}
-
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states)
 {

@@ -5,28 +5,28 @@
 
 #include <string.h>
 
-enum { POINTS_MAX = 10, SMALL_TILES = 1024, SMALL_SAMPLES = 16 };
+enum { POINTS_MAX = 10, SMALL_TILES = 1024, SMALL_SAMPLES = 16, SMALL_SHARE = 8 };
 
 /* Of mul1 on N(0,1), K = 1..8 (5.2). */
-static const double scale_of_k[] = {1.12, 1.00, 0.96, 0.92, 0.88, 0.88, 0.84, 0.80};
-static const double mse_of_k[] = {0.2721, 0.0684, 0.01736, 0.004434, 0.00114, 0.000296, 0.000079, 0.000021};
+static const double scale_of_k[8] = {1.12, 1.00, 0.96, 0.92, 0.88, 0.88, 0.84, 0.80};
+/* Feedback widens the targets a little: by so much at K = 1, 1.5, 2, 2.5, 3, 3.5 (4.7). */
+static const double drift_of_k[] = {1.08, 1.035, 1.018, 1.009, 1.004, 1.0};
+static const double SCALE_MIN = 0.01;
 static const double other_books = 1.24371088; /* standard deviation of 3INST and MCG */
-
-static double between(const double table[8], struct kd_rate rate)
-{
-    unsigned n = kd_rate_to16(rate), k = n / 16;
-    double low = table[k - 1], high = table[k < 8 ? k : 7];
-    return low + (high - low) * (double)(n % 16) / 16.0;
-}
 
 double kd_exl3_unit_scale(struct kd_rate rate, enum kd_codebook cb)
 {
-    return between(scale_of_k, rate) * (cb == KD_CB_MUL1 ? 1.0 : other_books);
+    unsigned n = kd_rate_to16(rate), k = n / 16;
+    double low = scale_of_k[k - 1], high = scale_of_k[k < 8 ? k : 7];
+    return (low + (high - low) * (double)(n % 16) / 16.0) * (cb == KD_CB_MUL1 ? 1.0 : other_books);
 }
 
-double kd_exl3_unit_mse(struct kd_rate rate)
+double kd_exl3_drift(struct kd_rate rate)
 {
-    return between(mse_of_k, rate);
+    unsigned n = kd_rate_to16(rate) - 16, at = n / 8;
+    if (at >= 5)
+        return 1.0;
+    return drift_of_k[at] + (drift_of_k[at + 1] - drift_of_k[at]) * (double)(n % 8) / 8.0;
 }
 
 struct scale_job {
@@ -71,27 +71,45 @@ static void try_points(struct scale_job *j, int points, double mse[POINTS_MAX])
     }
 }
 
+static void set_points(struct scale_job *j, double centre, double step, int points)
+{
+    for (int i = 0; i < points; i++) {
+        double s = centre + step * (double)(i - points / 2);
+        j->scale[i] = s < SCALE_MIN ? SCALE_MIN : s;
+    }
+}
+
+/* Where the parabola through three points has its minimum, in steps from the middle one. */
+static double parabola(const double mse[3], double limit)
+{
+    double bend = mse[0] - 2.0 * mse[1] + mse[2];
+    double offset = bend > 0.0 ? 0.5 * (mse[0] - mse[2]) / bend : 0.0;
+    return offset < -limit ? -limit : offset > limit ? limit : offset;
+}
+
 /* Points around `centre`, then the parabola through the best of them and its neighbours. */
 static double best_of(struct scale_job *j, double centre, double step, int points)
 {
     double mse[POINTS_MAX];
     int at = 0;
-    for (int i = 0; i < points; i++) {
-        double s = centre + step * (double)(i - points / 2);
-        j->scale[i] = s < 0.01 ? 0.01 : s;
-    }
+    set_points(j, centre, step, points);
     try_points(j, points, mse);
     for (int i = 1; i < points; i++)
         if (mse[i] < mse[at])
             at = i;
     double best = j->scale[at];
-    if (at > 0 && at + 1 < points) {
-        double bend = mse[at - 1] - 2.0 * mse[at] + mse[at + 1];
-        double offset = bend > 0.0 ? 0.5 * (mse[at - 1] - mse[at + 1]) / bend : 0.0;
-        offset = offset < -0.5 ? -0.5 : offset > 0.5 ? 0.5 : offset;
-        best += offset * step;
-    }
-    return best < 0.01 ? 0.01 : best;
+    if (at > 0 && at + 1 < points)
+        best += step * parabola(mse + at - 1, 0.5);
+    return best < SCALE_MIN ? SCALE_MIN : best;
+}
+
+/* Three points of a small sample: so far apart that the sample's noise moves the minimum little. */
+static double small_best(struct scale_job *j, double centre)
+{
+    double mse[POINTS_MAX], step = 0.12 * centre;
+    set_points(j, centre, step, 3);
+    try_points(j, 3, mse);
+    return centre + step * parabola(mse, 1.0);
 }
 
 static void take_tile(const struct kd_exl3_work *q, int64_t tk, int64_t tn, double drift, float *out)
@@ -149,7 +167,7 @@ static int64_t full_sample(const struct kd_exl3_work *q, double *energy, int64_t
 static int64_t small_sample(const struct kd_exl3_work *q, int64_t *pick)
 {
     int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE;
-    int64_t count = tk * tn < SMALL_SAMPLES ? tk * tn : SMALL_SAMPLES;
+    int64_t count = tk * tn / SMALL_SHARE < SMALL_SAMPLES ? tk * tn / SMALL_SHARE : SMALL_SAMPLES;
     for (int64_t i = 0; i < count; i++)
         pick[i] = i * tk / count * tn + (5 * i) % tn;
     return count;
@@ -161,7 +179,7 @@ int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, st
     bool full = q->spec->recipe.full_scale_search || tk * tn >= SMALL_TILES;
     int64_t most = full ? 4 * longer + 32 : SMALL_SAMPLES, *pick = NULL;
     struct scale_job j = {.q = q, .stride = 1};
-    double *energy = NULL, book = q->spec->cb == KD_CB_MUL1 ? 1.0 : other_books;
+    double *energy = NULL;
     float *samples = NULL;
     int rc = -1;
     if (kd_mem_new(&pick, most, sizeof *pick, "scale search", err) ||
@@ -180,8 +198,7 @@ int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, st
         j.stride = 1;
         *scale = best_of(&j, coarse, 0.075 * other_books, 5);
     } else {
-        double start = kd_exl3_unit_scale(q->spec->rate, q->spec->cb) / drift;
-        *scale = best_of(&j, start, 0.06 * book, 3);
+        *scale = small_best(&j, kd_exl3_unit_scale(q->spec->rate, q->spec->cb) / drift);
     }
     rc = 0;
 out:

@@ -33,9 +33,10 @@ enum { KD_EXL3_GROUP = 4 };
 
 /* Half-integer powers by roots alone: x^(m/32), 0 <= m <= 32, x > 0. */
 double kd_exl3_pow32(double x, int m);
-/* What a unit Gaussian tile is multiplied by for the rate (5.2), and its mean squared error there. */
+/* What a unit Gaussian tile is multiplied by for the rate (5.2), and how much wider than the weights
+ * LDLQ's targets are (4.7). */
 double kd_exl3_unit_scale(struct kd_rate rate, enum kd_codebook cb);
-double kd_exl3_unit_mse(struct kd_rate rate);
+double kd_exl3_drift(struct kd_rate rate);
 
 /* exl3_basis.c */
 int kd_exl3_load(struct kd_exl3_work *q, const struct kd_mat *w, struct kd_err *err) KD_MUST;
@@ -54,8 +55,6 @@ void kd_exl3_hadamard_2d(const struct kd_run *run, float *x, int64_t rows, int64
 /* exl3_ldlq.c */
 /* q->l from q->h and q->su; *tries is how many dampings were needed (0: never positive definite). */
 int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err) KD_MUST;
-/* The variance of LDLQ's targets over that of the weights. */
-double kd_exl3_drift(const struct kd_exl3_work *q);
 /* q->t (rotated weights) -> the codes' values, q->codes; feedback with q->l unless `feedback` is false. */
 int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_err *err) KD_MUST;
 /* One search for `tiles` (at most KD_EXL3_GROUP) tiles in ring order. */

@@ -79,7 +79,7 @@ static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_er
             feedback = false;
             out->fallback = true;
         } else {
-            drift = kd_exl3_pow32(kd_exl3_drift(q), 16);
+            drift = kd_exl3_drift(q->spec->rate);
         }
     }
     if (q->zero) {
