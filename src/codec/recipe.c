@@ -19,7 +19,7 @@ struct kd_recipe kd_recipe_of(enum kd_recipe_name name)
                                   .damping = 0.025f,
                                   .seam = 128};
     }
-    KD_ASSERT(!"recipe");
+    kd_assert_fail("a named recipe", __FILE__, __LINE__);
     return (struct kd_recipe){0};
 }
 
