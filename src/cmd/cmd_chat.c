@@ -27,20 +27,22 @@ static struct {
 
 static const struct kd_opt opts[] = {
     {"prompt", 'p', KD_OPT_STR, &o.prompt, "TEXT", "answer this one message and end"},
-    {"system", 's', KD_OPT_STR, &o.system, "TEXT", "system message at the start of the conversation"},
+    {"system", 's', KD_OPT_STR, &o.system, "TEXT",
+     "system message at the start of the conversation"},
     {"no-think", 0, KD_OPT_FLAG, &o.no_think, NULL, "answer without thinking"},
-    {"effort", 'e', KD_OPT_STR, &o.effort, "LEVEL", "how much to think: low, medium, high or max (max)",
-     .choices = "low|medium|high|max"},
+    {"effort", 'e', KD_OPT_STR, &o.effort, "LEVEL",
+     "how much to think: low, medium, high or max (max)", .choices = "low|medium|high|max"},
     {"tools", 0, KD_OPT_STR, &o.tools, "FILE", "JSON list of the tools the model may call"},
-    {"max-tokens", 'n', KD_OPT_INT, &o.max, "N", "tokens an answer may have, thinking included (1024)", .min = 1,
-     .max = 1 << 20},
-    {"temp", 0, KD_OPT_NUM, &o.temp, "T", "temperature; 0 takes the likeliest token (1.0)", .num_min = 0, .num_max = 100},
-    {"top-p", 0, KD_OPT_NUM, &o.top_p, "P", "draw from the likeliest tokens that hold this share (0.95)", .num_min = 0,
-     .num_max = 1},
-    {"seed", 0, KD_OPT_INT, &o.seed, "N", "seed of the draws; the same seed gives the same answers (0)", .min = 0,
-     .max = INT64_MAX},
-    {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N", "experts a token goes through (as the model says)", .min = 1,
-     .max = 1024},
+    {"max-tokens", 'n', KD_OPT_INT, &o.max, "N",
+     "tokens an answer may have, thinking included (1024)", .min = 1, .max = 1 << 20},
+    {"temp", 0, KD_OPT_NUM, &o.temp, "T", "temperature; 0 takes the likeliest token (1.0)",
+     .num_min = 0, .num_max = 100},
+    {"top-p", 0, KD_OPT_NUM, &o.top_p, "P",
+     "draw from the likeliest tokens that hold this share (0.95)", .num_min = 0, .num_max = 1},
+    {"seed", 0, KD_OPT_INT, &o.seed, "N",
+     "seed of the draws; the same seed gives the same answers (0)", .min = 0, .max = INT64_MAX},
+    {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N",
+     "experts a token goes through (as the model says)", .min = 1, .max = 1024},
     {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
     {"json", 'j', KD_OPT_FLAG, &o.json, NULL, "one JSON object a line for each answer"},
     {0}};
@@ -99,7 +101,8 @@ static int add_answer(struct session *s, const struct kd_turn_text *t, struct kd
     const struct kd_jnode *first = kd_jtree_first(&calls, kd_jtree_root(&calls));
     int rc = 0;
     for (const struct kd_jnode *c = first; c && !rc; c = kd_jtree_next(&calls, c)) {
-        kd_buf_printf(h, "%s{\"id\":\"call_%" PRId64 "\",\"function\":", c == first ? "" : ",", ++s->calls);
+        kd_buf_printf(h, "%s{\"id\":\"call_%" PRId64 "\",\"function\":", c == first ? "" : ",",
+                      ++s->calls);
         rc = kd_jtree_dump(h, &calls, c, KD_JSTYLE_COMPACT, err);
         kd_buf_char(h, '}');
     }
@@ -113,7 +116,8 @@ static int add_result(struct session *s, const char *text, struct kd_err *err)
     struct kd_buf *h = &s->history;
     if (s->results == s->calls)
         return kd_fail(err, KD_EUSAGE, "no tool call waits for a result");
-    kd_buf_printf(h, ",{\"role\":\"tool\",\"tool_call_id\":\"call_%" PRId64 "\",\"content\":", ++s->results);
+    kd_buf_printf(
+        h, ",{\"role\":\"tool\",\"tool_call_id\":\"call_%" PRId64 "\",\"content\":", ++s->results);
     kd_json_quote(h, text, strlen(text));
     kd_buf_char(h, '}');
     return kd_buf_ok(h, "the conversation", err);
@@ -124,13 +128,14 @@ static int prompt_ids(struct session *s, struct kd_ids *ids, struct kd_err *err)
     struct kd_buf request;
     struct kd_chat chat;
     kd_buf_init(&request, 2u * HISTORY_BYTES_MAX);
-    kd_buf_printf(&request, "{\"thinking\":%s,\"thinking_effort\":\"%s\",\"messages\":[", o.no_think ? "false" : "true",
-                  o.effort);
+    kd_buf_printf(&request, "{\"thinking\":%s,\"thinking_effort\":\"%s\",\"messages\":[",
+                  o.no_think ? "false" : "true", o.effort);
     kd_buf_add(&request, s->history.data, s->history.size_bytes);
     kd_buf_str(&request, "],\"tools\":");
     kd_buf_str(&request, s->tools.size_bytes ? s->tools.data : "null");
     kd_buf_char(&request, '}');
-    int rc = kd_buf_ok(&s->history, "the conversation", err) || kd_buf_ok(&request, "the conversation", err) ||
+    int rc = kd_buf_ok(&s->history, "the conversation", err) ||
+             kd_buf_ok(&request, "the conversation", err) ||
              kd_chat_render(&chat, request.data, request.size_bytes, err);
     kd_buf_release(&request);
     if (rc)
@@ -157,13 +162,17 @@ static int feed(struct session *s, const int32_t *ids, int64_t count, struct kd_
 
 /* Feeds the prompt; what the sequence has already seen of it is kept, and a sequence that has seen
  * something else starts anew. */
-static int feed_prompt(struct session *s, const struct kd_ids *ids, struct answer *a, struct kd_err *err)
+static int feed_prompt(struct session *s, const struct kd_ids *ids, struct answer *a,
+                       struct kd_err *err)
 {
     int64_t context = kd_k3_config(s->model)->context, seen = s->fed.count;
     if (ids->count + 1 > context)
-        return kd_fail(err, KD_EINVAL, "the conversation has %" PRId64 " tokens, the model takes %" PRId64
-                       ": /reset starts a new one", ids->count, context);
-    bool keep = s->seq && seen < ids->count && (!seen || !memcmp(s->fed.id, ids->id, (size_t)seen * sizeof *ids->id));
+        return kd_fail(err, KD_EINVAL,
+                       "the conversation has %" PRId64 " tokens, the model takes %" PRId64
+                       ": /reset starts a new one",
+                       ids->count, context);
+    bool keep = s->seq && seen < ids->count &&
+                (!seen || !memcmp(s->fed.id, ids->id, (size_t)seen * sizeof *ids->id));
     if (!keep) {
         kd_k3_seq_close(s->seq);
         s->seq = NULL;
@@ -199,8 +208,8 @@ static void show(const struct session *s, const char *text, size_t bytes)
     fflush(stdout);
 }
 
-static void on_part(void *ctx, enum kd_turn_part part, const char *name, const char *type, const char *text,
-                    size_t bytes)
+static void on_part(void *ctx, enum kd_turn_part part, const char *name, const char *type,
+                    const char *text, size_t bytes)
 {
     struct session *s = ctx;
     (void)name;
@@ -227,7 +236,8 @@ static int generate(struct session *s, struct answer *a, struct kd_turn *turn, s
             a->finish = "cancelled";
             break;
         }
-        if (kd_sample(&draw, s->logits, s->vocab, s->fed.count, &id, err) || kd_ids_add(&a->ids, id, err))
+        if (kd_sample(&draw, s->logits, s->vocab, s->fed.count, &id, err) ||
+            kd_ids_add(&a->ids, id, err))
             return -1;
         int ended = kd_turn_feed(turn, id, err);
         if (ended < 0)
@@ -251,8 +261,8 @@ static void print_json(const struct answer *a)
     kd_buf_str(&b, ", \"content\": ");
     kd_json_quote(&b, a->text.content.data, a->text.content.size_bytes);
     kd_buf_printf(&b,
-                  ", \"finish\": \"%s\", \"prompt_tokens\": %" PRId64 ", \"reused_tokens\": %" PRId64
-                  ", \"tokens\": %" PRId64 ", \"tool_calls\": ",
+                  ", \"finish\": \"%s\", \"prompt_tokens\": %" PRId64
+                  ", \"reused_tokens\": %" PRId64 ", \"tokens\": %" PRId64 ", \"tool_calls\": ",
                   a->finish, a->prompt, a->reused, a->ids.count);
     kd_buf_add(&b, a->text.calls_json.data, a->text.calls_json.size_bytes);
     kd_buf_str(&b, "}\n");
@@ -299,8 +309,10 @@ static int answer(struct session *s, struct kd_err *err)
     rc = rc || generate(s, &a, turn, err) || kd_turn_finish(turn, err) ||
          kd_turn_parse(s->tok, start, a.ids.id, a.ids.count, &a.text, err);
     if (!rc) {
-        kd_log(KD_LOG_INFO, "chat", "prompt=%" PRId64 " reused=%" PRId64 " prefill_s=%.3f tokens=%" PRId64
-               " decode_s=%.3f finish=%s", a.prompt, a.reused, t1 - t0, a.ids.count, kd_clock_s() - t1, a.finish);
+        kd_log(KD_LOG_INFO, "chat",
+               "prompt=%" PRId64 " reused=%" PRId64 " prefill_s=%.3f tokens=%" PRId64
+               " decode_s=%.3f finish=%s",
+               a.prompt, a.reused, t1 - t0, a.ids.count, kd_clock_s() - t1, a.finish);
         if (o.json)
             print_json(&a);
         else
@@ -346,8 +358,8 @@ static int take_line(struct session *s, const char *line, size_t bytes, struct k
     return answer(s, err);
 }
 
-/* Reads lines until the end of input. At a terminal an error or an interrupt ends the answer, not the
- * conversation. */
+/* Reads lines until the end of input. At a terminal an error or an interrupt ends the answer, not
+ * the conversation. */
 static int converse(struct session *s, struct kd_err *err)
 {
     bool person = isatty(STDIN_FILENO) && s->terminal;
@@ -363,12 +375,15 @@ static int converse(struct session *s, struct kd_err *err)
         if (n < 0) {
             if (ferror(stdin) && errno != EINTR)
                 rc = kd_fail_sys(err, "cannot read the next message");
+            if (person)
+                putchar('\n');
             break;
         }
         while (n && (line[n - 1] == '\n' || line[n - 1] == '\r'))
             line[--n] = 0;
         if ((size_t)n > HISTORY_BYTES_MAX / 8)
-            rc = kd_fail(err, KD_EINVAL, "a message is longer than %d bytes", HISTORY_BYTES_MAX / 8);
+            rc =
+                kd_fail(err, KD_EINVAL, "a message is longer than %d bytes", HISTORY_BYTES_MAX / 8);
         else
             rc = take_line(s, line, (size_t)n, err);
         if (person && rc < 0 && !s->history.failed) {
@@ -406,7 +421,8 @@ static int open_session(struct session *s, const char *dir, struct kd_err *err)
     kd_buf_init(&s->tools, TOOLS_BYTES_MAX);
     s->terminal = isatty(STDOUT_FILENO) && !o.json;
     if (load_tools(s, err) || kd_tok_open(&s->tok, dir, err) ||
-        kd_cmd_run_open(&s->run, &s->kern, o.threads, err) || kd_k3_open(&s->model, dir, &s->run, NULL, err))
+        kd_cmd_run_open(&s->run, &s->kern, o.threads, err) ||
+        kd_k3_open(&s->model, dir, &s->run, NULL, err))
         return -1;
     int64_t vocab = kd_k3_config(s->model)->vocab, known = kd_tok_vocab(s->tok);
     s->vocab = vocab < known ? vocab : known;
@@ -444,19 +460,22 @@ static int run(int argc, const char **argv, struct kd_err *err)
 }
 
 const struct kd_cmd kd_cmd_chat = {
-    "chat",
-    "talk to a model",
-    "MODEL",
-    "kondense chat k3-nano\n"
-    "echo 'What is the weather in York?' | kondense chat k3-nano --tools tools.json --temp 0\n"
-    "kondense chat k3-nano -p 'Name three rivers.' --no-think --json",
-    opts,
-    1,
-    1,
-    run,
-    "Each line of standard input is a message; the conversation is kept, thinking included, and so is the model's "
-    "state of it, as long as the next prompt begins with what the model has seen. Thinking is shown dimmed on a "
-    "terminal. Tool calls are printed as JSON, one a line; /tool gives a result. /reset, /help and /quit do what "
-    "they say.\n\n"
-    "--json prints one object a line: thinking, content, finish (stop, length or cancelled), prompt_tokens, "
-    "reused_tokens (of the prompt, not computed again), tokens (of the answer) and tool_calls (name, arguments)."};
+    .name = "chat",
+    .summary = "talk to a model",
+    .args = "MODEL",
+    .example = "kondense chat k3-nano\n"
+               "echo 'What is the weather in York?' | kondense chat k3-nano --tools tools.json\n"
+               "kondense chat k3-nano -p 'Name three rivers.' --no-think --json",
+    .opts = opts,
+    .args_min = 1,
+    .args_max = 1,
+    .run = run,
+    .details =
+        "Each line of standard input is a message; the conversation is kept, thinking included, "
+        "and "
+        "so is the model's state of it, as long as the next prompt begins with what the model has "
+        "seen. Thinking is shown dimmed on a terminal. Tool calls are printed as JSON, one a line; "
+        "/tool gives a result. /reset, /help and /quit do what they say.\n\n"
+        "--json prints one object a line: thinking, content, finish (stop, length or cancelled), "
+        "prompt_tokens, reused_tokens (of the prompt, not computed again), tokens (of the answer) "
+        "and tool_calls (name, arguments)."};

@@ -32,7 +32,9 @@ static uint64_t hash(const uint8_t *s, size_t n)
     uint64_t h = 0x9E3779B97F4A7C15u ^ n;
     for (; n > 8; s += 8, n -= 8)
         h = mix(h ^ load(s, 8), 0xA0761D6478BD642Fu);
-    uint64_t tail = n == 8 ? load(s, 8) : n >= 4 ? load(s, 4) | load(s + n - 4, 4) << 32 : load(s, n);
+    uint64_t tail = n == 8   ? load(s, 8)
+                    : n >= 4 ? load(s, 4) | load(s + n - 4, 4) << 32
+                             : load(s, n);
     return mix(h ^ tail, 0xE7037ED1A0B428DBu);
 }
 
@@ -102,7 +104,8 @@ static int parse_line(struct line *l, const char *s, size_t n, int64_t number, s
     l->rank = 0;
     for (const char *p = gap + 1; p < s + n; p++) {
         if (*p < '0' || *p > '9')
-            return kd_fail(err, KD_ECORRUPT, "line %lld: the rank is not a number", (long long)number);
+            return kd_fail(err, KD_ECORRUPT, "line %lld: the rank is not a number",
+                           (long long)number);
         l->rank = l->rank * 10 + (*p - '0');
     }
     if (!l->token_bytes || l->token_bytes > TOKEN_BYTES_MAX * 4 / 3 + 4)
@@ -149,8 +152,9 @@ static int fill(struct kd_bpe *b, const struct line *by_rank, struct kd_err *err
     for (int64_t r = 0; r < b->count; r++) {
         size_t n = base64(by_rank[r].token, by_rank[r].token_bytes, b->bytes + at);
         if (!n || n > TOKEN_BYTES_MAX)
-            return kd_fail(err, KD_ECORRUPT, "the token of rank %lld is not base64 of 1 to %d bytes",
-                           (long long)r, TOKEN_BYTES_MAX);
+            return kd_fail(err, KD_ECORRUPT,
+                           "the token of rank %lld is not base64 of 1 to %d bytes", (long long)r,
+                           TOKEN_BYTES_MAX);
         b->begin[r] = at;
         at += (uint32_t)n;
         b->begin[r + 1] = at;
@@ -168,7 +172,8 @@ static int fill(struct kd_bpe *b, const struct line *by_rank, struct kd_err *err
     return 0;
 }
 
-static int read_lines(struct line *by_rank, int64_t count, const char *text, size_t bytes, struct kd_err *err)
+static int read_lines(struct line *by_rank, int64_t count, const char *text, size_t bytes,
+                      struct kd_err *err)
 {
     const char *at = text, *s;
     size_t n;
@@ -181,8 +186,8 @@ static int read_lines(struct line *by_rank, int64_t count, const char *text, siz
             return kd_fail(err, KD_ECORRUPT, "line %lld: rank %lld, but there are only %lld tokens",
                            (long long)number, (long long)l.rank, (long long)count);
         if (by_rank[l.rank].token)
-            return kd_fail(err, KD_ECORRUPT, "line %lld: rank %lld is there twice", (long long)number,
-                           (long long)l.rank);
+            return kd_fail(err, KD_ECORRUPT, "line %lld: rank %lld is there twice",
+                           (long long)number, (long long)l.rank);
         by_rank[l.rank] = l;
     }
     return 0;
@@ -197,7 +202,8 @@ int kd_bpe_open(struct kd_bpe *b, const char *text, size_t bytes, struct kd_err 
     while (next_line(&at, text + bytes, &s, &n, &number))
         b->count++;
     if (b->count < 256 || b->count > RANKS_MAX || bytes > UINT32_MAX)
-        return kd_fail(err, KD_ECORRUPT, "%lld tokens, expected 256 to %d", (long long)b->count, RANKS_MAX);
+        return kd_fail(err, KD_ECORRUPT, "%lld tokens, expected 256 to %d", (long long)b->count,
+                       RANKS_MAX);
     int64_t slots = 1024;
     while (slots < 3 * b->count)
         slots *= 2;
@@ -283,7 +289,8 @@ static uint64_t pop(uint64_t *heap, int64_t *count)
 }
 
 /* Ranks the pair that begins at part i and queues it. */
-static void rank_pair(const struct kd_bpe *b, struct kd_bpe_work *w, const uint8_t *s, int32_t i, int64_t *count)
+static void rank_pair(const struct kd_bpe *b, struct kd_bpe_work *w, const uint8_t *s, int32_t i,
+                      int64_t *count)
 {
     struct kd_bpe_part *p = &w->part[i];
     p->rank = p->next < 0 ? -1 : kd_bpe_rank(b, s + p->begin, w->part[p->next].end - p->begin);

@@ -1,5 +1,5 @@
-/* Byte-pair encoding with tiktoken's ranks: a table from bytes to rank, and merging. Immutable after
- * opening and then thread-safe; one struct kd_bpe_work belongs to one thread. */
+/* Byte-pair encoding with tiktoken's ranks: a table from bytes to rank, and merging. Immutable
+ * after opening and then thread-safe; one struct kd_bpe_work belongs to one thread. */
 #ifndef KD_TEXT_BPE_H
 #define KD_TEXT_BPE_H
 
@@ -15,12 +15,12 @@ struct kd_bpe {
     struct kd_bpe_slot {
         uint32_t tag; /* of the hash */
         int32_t rank; /* -1: free */
-    } *slot;
+    } * slot;
     uint64_t mask;
     size_t longest_bytes;
 };
-/* `text`: a tiktoken.model file, one "base64 rank" a line. Refuses gaps, duplicates, a missing single
- * byte and tokens over 1,024 bytes. */
+/* `text`: a tiktoken.model file, one "base64 rank" a line. Refuses gaps, duplicates, a missing
+ * single byte and tokens over 1,024 bytes. */
 int kd_bpe_open(struct kd_bpe *b, const char *text, size_t bytes, struct kd_err *err) KD_MUST;
 void kd_bpe_close(struct kd_bpe *b);
 /* Rank of a token, or -1. */

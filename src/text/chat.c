@@ -11,19 +11,23 @@
 
 enum { CHAT_BYTES_MAX = 512 << 20 };
 
-static const char tools_head[] = "# Tools\nHere are the available tools, described in JSONSchema.\n\n";
-static const char more_tools_head[] = "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
-                                      "You have access to all existing and extended tools.\n"
-                                      "Here are the specs for the extended tools.\n\n";
-static const char effort_head[] = "`thinking_effort` guides on how much to think in your thinking channel (not including "
-                                  "the response channel), supported values include `low`, `medium`, `high`, and `max`.\n"
-                                  "Now the system is invoked with `thinking_effort=";
+static const char tools_head[] =
+    "# Tools\nHere are the available tools, described in JSONSchema.\n\n";
+static const char more_tools_head[] =
+    "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
+    "You have access to all existing and extended tools.\n"
+    "Here are the specs for the extended tools.\n\n";
+static const char effort_head[] =
+    "`thinking_effort` guides on how much to think in your thinking channel (not including "
+    "the response channel), supported values include `low`, `medium`, `high`, and `max`.\n"
+    "Now the system is invoked with `thinking_effort=";
 static const char must_call[] = "The system is invoked with `tool_choice=required`.\n"
                                 "You MUST call tools in the next message.";
 static const char must_not_call[] = "The system is invoked with `tool_choice=none`.\n"
                                     "You MUST NOT call any tools in the next message.";
-static const char raw_json[] = "Your response must be raw JSON data without markdown code blocks (```json) or any "
-                               "additional formatting.";
+static const char raw_json[] =
+    "Your response must be raw JSON data without markdown code blocks (```json) or any "
+    "additional formatting.";
 
 struct render {
     struct kd_chat *c;
@@ -189,7 +193,8 @@ static int put_tools(struct render *r, const struct kd_jnode *tools, const char 
 }
 
 /* The array in *out, or NULL when it is absent or empty. */
-static int list(const struct render *r, const struct kd_jnode *v, const char *what, const struct kd_jnode **out)
+static int list(const struct render *r, const struct kd_jnode *v, const char *what,
+                const struct kd_jnode **out)
 {
     *out = v && v->count ? v : NULL;
     if (v && v->kind != KD_JSON_ARRAY)
@@ -199,7 +204,8 @@ static int list(const struct render *r, const struct kd_jnode *v, const char *wh
 
 static int put_part(struct render *r, const struct kd_jnode *part)
 {
-    const struct kd_jnode *type = kd_jtree_get(r->t, part, "type"), *s = kd_jtree_get(r->t, part, "text");
+    const struct kd_jnode *type = kd_jtree_get(r->t, part, "type"),
+                          *s = kd_jtree_get(r->t, part, "text");
     if (part->kind == KD_JSON_STR)
         s = part;
     else if (kd_jnode_is(type, "image") || kd_jnode_is(type, "image_url")) {
@@ -241,7 +247,8 @@ static bool is_blank(const struct kd_jnode *s)
 
 static const char *type_name(const struct kd_jnode *v)
 {
-    static const char *const names[] = {"null", "boolean", "number", "number", "string", "array", "object"};
+    static const char *const names[] = {"null",   "boolean", "number", "number",
+                                        "string", "array",   "object"};
     return names[v->kind];
 }
 
@@ -271,7 +278,8 @@ static int put_arguments(struct render *r, const struct kd_jtree *t, const struc
 static int put_call(struct render *r, const struct kd_jnode *call, int64_t index)
 {
     struct kd_chat *c = r->c;
-    const struct kd_jnode *f = kd_jtree_get(r->t, call, "function"), *args = kd_jtree_get(r->t, f, "arguments");
+    const struct kd_jnode *f = kd_jtree_get(r->t, call, "function"),
+                          *args = kd_jtree_get(r->t, f, "arguments");
     const struct kd_jnode *name = kd_jtree_get(r->t, f, "name");
     struct kd_jtree parsed;
     int rc = 0;
@@ -329,7 +337,8 @@ static int put_assistant(struct render *r, const struct kd_jnode *m)
     if (r->calls) {
         open_tag(c, "tools");
         end_open(c);
-        for (const struct kd_jnode *call = kd_jtree_first(r->t, r->calls); call; call = kd_jtree_next(r->t, call))
+        for (const struct kd_jnode *call = kd_jtree_first(r->t, r->calls); call;
+             call = kd_jtree_next(r->t, call))
             if (put_call(r, call, ++index))
                 return -1;
         close_tag(c, "tools");
@@ -369,7 +378,8 @@ static int by_place(const void *pa, const void *pb)
 }
 
 /* The last of the calls with this id, or NULL. */
-static const struct result *find_call(const struct result *calls, int64_t count, const struct kd_jnode *id)
+static const struct result *find_call(const struct result *calls, int64_t count,
+                                      const struct kd_jnode *id)
 {
     int64_t low = 0, high = count;
     while (low < high) {
@@ -383,15 +393,16 @@ static const struct result *find_call(const struct result *calls, int64_t count,
 }
 
 /* A member that is text, or NULL. */
-static const struct kd_jnode *text_of(const struct render *r, const struct kd_jnode *n, const char *key)
+static const struct kd_jnode *text_of(const struct render *r, const struct kd_jnode *n,
+                                      const char *key)
 {
     const struct kd_jnode *id = kd_jtree_get(r->t, n, key);
     return id && id->kind == KD_JSON_STR ? id : NULL;
 }
 
 /* by_ids: the calls sorted by id; calls: as the assistant made them. */
-static int put_results(struct render *r, struct result *run, int64_t count, const struct result *by_ids,
-                       const struct result *calls, int64_t call_count)
+static int put_results(struct render *r, struct result *run, int64_t count,
+                       const struct result *by_ids, const struct result *calls, int64_t call_count)
 {
     bool all = true;
     for (int64_t i = 0; i < count; i++) {
@@ -424,7 +435,8 @@ static int put_tool_run(struct render *r, const struct kd_jnode **m)
     int64_t calls = r->calls ? r->calls->count : 0, count = 0, n = 0;
     const struct kd_jnode *k;
     struct result *v;
-    for (k = *m; k && kd_jnode_is(kd_jtree_get(r->t, k, "role"), "tool"); k = kd_jtree_next(r->t, k))
+    for (k = *m; k && kd_jnode_is(kd_jtree_get(r->t, k, "role"), "tool");
+         k = kd_jtree_next(r->t, k))
         count++;
     if (kd_mem_new(&v, 2 * calls + count, sizeof *v, "tool results", r->err))
         return -1;
@@ -442,7 +454,8 @@ static int put_tool_run(struct render *r, const struct kd_jnode **m)
 
 static int put_message(struct render *r, const struct kd_jnode *m)
 {
-    const struct kd_jnode *role = kd_jtree_get(r->t, m, "role"), *name = kd_jtree_get(r->t, m, "name"), *tools;
+    const struct kd_jnode *role = kd_jtree_get(r->t, m, "role"),
+                          *name = kd_jtree_get(r->t, m, "name"), *tools;
     bool system = kd_jnode_is(role, "system") || kd_jnode_is(role, "developer");
     bool assistant = kd_jnode_is(role, "assistant");
     if (!system && !assistant && !kd_jnode_is(role, "user"))
@@ -485,9 +498,10 @@ static int put_messages(struct render *r)
  * "reasoning_effort" is the API's, whose levels map to it (serving, decision 4). */
 static int read_effort(struct render *r, const char **effort)
 {
-    static const char *const names[][3] = {
-        {"none", NULL, NULL},      {"minimal", "low", "low"}, {"low", "low", "low"}, {"medium", "medium", "high"},
-        {"high", "high", "high"}, {"xhigh", "max", "max"},   {"max", "max", "max"}};
+    static const char *const names[][3] = {{"none", NULL, NULL},     {"minimal", "low", "low"},
+                                           {"low", "low", "low"},    {"medium", "medium", "high"},
+                                           {"high", "high", "high"}, {"xhigh", "max", "max"},
+                                           {"max", "max", "max"}};
     const struct kd_jnode *v = option(r, "thinking_effort");
     int column = v ? 1 : 2;
     *effort = NULL;
@@ -502,17 +516,20 @@ static int read_effort(struct render *r, const char **effort)
             r->thinking = r->thinking && i;
             return 0;
         }
-    return kd_fail(r->err, KD_EINVAL, "the thinking effort '%.40s' is not none, low, medium, high or max",
+    return kd_fail(r->err, KD_EINVAL,
+                   "the thinking effort '%.40s' is not none, low, medium, high or max",
                    v->kind == KD_JSON_STR ? v->text : "?");
 }
 
 static int put_tool_choice(struct render *r)
 {
     const struct kd_jnode *v = option(r, "tool_choice");
-    bool named = v && v->kind == KD_JSON_OBJECT && kd_jtree_get(r->t, kd_jtree_get(r->t, v, "function"), "name");
+    bool named = v && v->kind == KD_JSON_OBJECT &&
+                 kd_jtree_get(r->t, kd_jtree_get(r->t, v, "function"), "name");
     bool required = named || kd_jnode_is(v, "required"), none = kd_jnode_is(v, "none");
     if (v && !required && !none && !kd_jnode_is(v, "auto"))
-        return kd_fail(r->err, KD_EINVAL, "'tool_choice' is not auto, none, required or a function");
+        return kd_fail(r->err, KD_EINVAL,
+                       "'tool_choice' is not auto, none, required or a function");
     if (required || none) {
         size_t begin = open_note(r->c, "tool-choice");
         kd_buf_str(&r->c->text, required ? must_call : must_not_call);
@@ -529,12 +546,14 @@ static int put_response_format(struct render *r)
     if (!v || kd_jnode_is(type, "text"))
         return 0;
     if (!schema && !kd_jnode_is(type, "json_object"))
-        return kd_fail(r->err, KD_EINVAL, "'response_format' is not text, json_object or json_schema");
+        return kd_fail(r->err, KD_EINVAL,
+                       "'response_format' is not text, json_object or json_schema");
     size_t begin = open_note(r->c, "response-format");
     kd_buf_printf(out, "The system is invoked with `response_format=%s`.\n", type->text);
     kd_buf_str(out, raw_json);
     if (schema) {
-        const struct kd_jnode *body = kd_jtree_get(r->t, v, "json_schema"), *inner = kd_jtree_get(r->t, body, "schema");
+        const struct kd_jnode *body = kd_jtree_get(r->t, v, "json_schema"),
+                              *inner = kd_jtree_get(r->t, body, "schema");
         if (!body || body->kind != KD_JSON_OBJECT)
             return kd_fail(r->err, KD_EINVAL, "'response_format' has no json_schema");
         kd_buf_str(out, "\nThe JSON data must match the following schema:\n```json\n");
@@ -552,8 +571,8 @@ static int render(struct render *r, bool generate)
     const char *effort;
     if (r->root->kind != KD_JSON_OBJECT)
         return kd_fail(r->err, KD_EINVAL, "a chat request is a JSON object");
-    if (list(r, kd_jtree_get(r->t, r->root, "tools"), "'tools'", &tools) || read_effort(r, &effort) ||
-        flag(r, "add_generation_prompt", &generate))
+    if (list(r, kd_jtree_get(r->t, r->root, "tools"), "'tools'", &tools) ||
+        read_effort(r, &effort) || flag(r, "add_generation_prompt", &generate))
         return -1;
     if (tools && put_tools(r, tools, tools_head))
         return -1;
@@ -573,7 +592,8 @@ static int render(struct render *r, bool generate)
     return kd_buf_ok(&r->c->text, "chat prompt", r->err);
 }
 
-int kd_chat_render_tree(struct kd_chat *c, const struct kd_jtree *request, bool generate, struct kd_err *err)
+int kd_chat_render_tree(struct kd_chat *c, const struct kd_jtree *request, bool generate,
+                        struct kd_err *err)
 {
     struct render r = {.c = c, .t = request, .root = kd_jtree_root(request), .err = err};
     memset(c, 0, sizeof *c);

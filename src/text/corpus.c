@@ -92,7 +92,8 @@ static bool is_lines(const char *text, size_t bytes)
     struct kd_jtree t;
     if (!bytes || *text != '{' || kd_jtree_parse(&t, text, nl ? (size_t)(nl - text) : bytes, NULL))
         return false;
-    bool yes = kd_jtree_get(&t, kd_jtree_root(&t), "messages") || kd_jtree_get(&t, kd_jtree_root(&t), "text");
+    bool yes = kd_jtree_get(&t, kd_jtree_root(&t), "messages") ||
+               kd_jtree_get(&t, kd_jtree_root(&t), "text");
     kd_jtree_release(&t);
     return yes;
 }
@@ -106,8 +107,9 @@ static int cut_rows(struct kd_corpus *c, const struct gather *g, int64_t rows, i
     c->tokens_total = g->ids.count;
     if (kd_mul64(c->rows, cols, &total) || have < c->rows || !have)
         return kd_fail(g->err, KD_EINVAL,
-                       "%" PRId64 " rows of %" PRId64 " tokens are needed, but the text has %" PRId64
-                       " tokens (%" PRId64 " rows): give more text or fewer or shorter rows",
+                       "%" PRId64 " rows of %" PRId64
+                       " tokens are needed, but the text has %" PRId64 " tokens (%" PRId64
+                       " rows): give more text or fewer or shorter rows",
                        c->rows ? c->rows : 1, cols, g->ids.count, have);
     if (kd_mem_new(&c->ids, total, sizeof *c->ids, "corpus", g->err) ||
         kd_mem_new(&c->doc, total, sizeof *c->doc, "corpus", g->err))
@@ -117,8 +119,8 @@ static int cut_rows(struct kd_corpus *c, const struct gather *g, int64_t rows, i
     return 0;
 }
 
-int kd_corpus_load(struct kd_corpus *c, const struct kd_tok *tok, const char *path, int64_t rows, int64_t cols,
-                   struct kd_err *err)
+int kd_corpus_load(struct kd_corpus *c, const struct kd_tok *tok, const char *path, int64_t rows,
+                   int64_t cols, struct kd_err *err)
 {
     struct gather g = {.tok = tok, .err = err};
     struct kd_map m;

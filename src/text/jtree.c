@@ -14,7 +14,8 @@ struct reader {
 
 static int bad(struct reader *r, const char *what)
 {
-    return kd_fail(r->err, KD_ECORRUPT, "not valid JSON at byte %lld: %s", (long long)(r->at - r->begin), what);
+    return kd_fail(r->err, KD_ECORRUPT, "not valid JSON at byte %lld: %s",
+                   (long long)(r->at - r->begin), what);
 }
 
 static void blank(struct reader *r)
@@ -104,8 +105,8 @@ static int escape(struct reader *r)
     return 0;
 }
 
-/* A string after its opening quote. What it decodes to is never longer than its spelling, so the block
- * of the input's size has room for all. */
+/* A string after its opening quote. What it decodes to is never longer than its spelling, so the
+ * block of the input's size has room for all. */
 static int string(struct reader *r, const char **text, size_t *bytes)
 {
     size_t begin = r->t->text_bytes;
@@ -201,8 +202,8 @@ static int by_key(const void *pa, const void *pb)
 }
 
 /* Children of an object, sorted; `small` serves up to 16 of them. */
-static struct kd_jnode **sorted(const struct kd_jtree *t, const struct kd_jnode *obj, struct kd_jnode **small,
-                                struct kd_err *err)
+static struct kd_jnode **sorted(const struct kd_jtree *t, const struct kd_jnode *obj,
+                                struct kd_jnode **small, struct kd_err *err)
 {
     struct kd_jnode **v = small;
     int64_t n = 0;
@@ -255,7 +256,8 @@ static int items(struct reader *r, int32_t id, char close, int depth)
 {
     int32_t last = 0, child;
     if (depth == KD_JTREE_DEPTH_MAX)
-        return kd_fail(r->err, KD_EINVAL, "JSON is nested deeper than %d levels", KD_JTREE_DEPTH_MAX);
+        return kd_fail(r->err, KD_EINVAL, "JSON is nested deeper than %d levels",
+                       KD_JTREE_DEPTH_MAX);
     r->t->node[id].kind = close == ']' ? KD_JSON_ARRAY : KD_JSON_OBJECT;
     blank(r);
     if (take(r, close))
@@ -313,7 +315,8 @@ int kd_jtree_parse(struct kd_jtree *t, const char *text, size_t bytes, struct kd
     struct reader r = {t, text, text, text + bytes, err};
     int32_t root;
     memset(t, 0, sizeof *t);
-    int rc = kd_mem_new(&t->text, (int64_t)bytes + 1, 1, "JSON", err) || new_node(&r, &root) || value(&r, 0, 0);
+    int rc = kd_mem_new(&t->text, (int64_t)bytes + 1, 1, "JSON", err) || new_node(&r, &root) ||
+             value(&r, 0, 0);
     blank(&r);
     if (!rc && r.at < r.end)
         rc = bad(&r, "something follows the value");
@@ -344,7 +347,8 @@ const struct kd_jnode *kd_jtree_next(const struct kd_jtree *t, const struct kd_j
     return n->next ? &t->node[n->next] : NULL;
 }
 
-const struct kd_jnode *kd_jtree_get(const struct kd_jtree *t, const struct kd_jnode *n, const char *key)
+const struct kd_jnode *kd_jtree_get(const struct kd_jtree *t, const struct kd_jnode *n,
+                                    const char *key)
 {
     size_t bytes = strlen(key);
     if (!n || n->kind != KD_JSON_OBJECT)
@@ -357,7 +361,8 @@ const struct kd_jnode *kd_jtree_get(const struct kd_jtree *t, const struct kd_jn
 
 bool kd_jnode_is(const struct kd_jnode *n, const char *text)
 {
-    return n && n->kind == KD_JSON_STR && n->bytes == strlen(text) && !memcmp(n->text, text, n->bytes);
+    return n && n->kind == KD_JSON_STR && n->bytes == strlen(text) &&
+           !memcmp(n->text, text, n->bytes);
 }
 
 void kd_jtree_quote(struct kd_buf *out, const char *text, size_t bytes)
@@ -381,7 +386,8 @@ void kd_jtree_quote(struct kd_buf *out, const char *text, size_t bytes)
     kd_buf_char(out, '"');
 }
 
-/* The shortest digits that read back as v > 0, nearest first, as Python's repr has them: "d.ddde-XX". */
+/* The shortest digits that read back as v > 0, nearest first, as Python's repr has them:
+ * "d.ddde-XX". */
 static void shortest(double v, char *out, size_t size)
 {
     uint64_t bits;
@@ -391,8 +397,8 @@ static void shortest(double v, char *out, size_t size)
         snprintf(out, size, "%.*e", n - 1, v);
         if (strtod(out, NULL) == v)
             return;
-        /* Below a power of two doubles lie denser, so the nearest of n digits may miss while the next
-         * one up reads back. */
+        /* Below a power of two doubles lie denser, so the nearest of n digits may miss while the
+         * next one up reads back. */
         char *last = strchr(out, 'e') - 1;
         if (power && *last >= '0' && *last < '9') {
             ++*last;
@@ -449,7 +455,8 @@ static int dump(const struct writer *w, const struct kd_jnode *n, int drop);
 /* drop: levels of objects, from here down, that lose their null members. */
 static int dump_items(const struct writer *w, const struct kd_jnode *n, int drop)
 {
-    bool object = n->kind == KD_JSON_OBJECT, sort = object && w->style == KD_JSTYLE_SORTED, any = false;
+    bool object = n->kind == KD_JSON_OBJECT, sort = object && w->style == KD_JSTYLE_SORTED,
+         any = false;
     bool spaced = w->style == KD_JSTYLE_SPACED;
     struct kd_jnode *small[16], **v = small;
     int rc = 0;
@@ -503,14 +510,15 @@ static int dump(const struct writer *w, const struct kd_jnode *n, int drop)
     return dump_items(w, n, drop);
 }
 
-int kd_jtree_dump(struct kd_buf *out, const struct kd_jtree *t, const struct kd_jnode *n, enum kd_jstyle style,
-                  struct kd_err *err)
+int kd_jtree_dump(struct kd_buf *out, const struct kd_jtree *t, const struct kd_jnode *n,
+                  enum kd_jstyle style, struct kd_err *err)
 {
     struct writer w = {out, t, style, err};
     return dump(&w, n, 0) ? -1 : kd_buf_ok(out, "JSON", err);
 }
 
-int kd_jtree_dump_tool(struct kd_buf *out, const struct kd_jtree *t, const struct kd_jnode *n, struct kd_err *err)
+int kd_jtree_dump_tool(struct kd_buf *out, const struct kd_jtree *t, const struct kd_jnode *n,
+                       struct kd_err *err)
 {
     struct writer w = {out, t, KD_JSTYLE_SORTED, err};
     return dump(&w, n, 2) ? -1 : kd_buf_ok(out, "JSON", err);

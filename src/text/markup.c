@@ -3,14 +3,16 @@
 
 #include <string.h>
 
-int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids *out, struct kd_err *err)
+int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids *out,
+                struct kd_err *err)
 {
     for (int64_t i = 0; i < c->count; i++) {
         const struct kd_segment *s = &c->seg[i];
         const char *text = c->text.data + s->begin;
         size_t n;
         int32_t id = s->markup ? kd_tok_special_at(tok, text, s->bytes, &n) : -1;
-        int rc = id >= 0 && n == s->bytes ? kd_ids_add(out, id, err) : kd_tok_encode(tok, text, s->bytes, out, err);
+        int rc = id >= 0 && n == s->bytes ? kd_ids_add(out, id, err)
+                                          : kd_tok_encode(tok, text, s->bytes, out, err);
         if (rc)
             return -1;
     }
@@ -34,7 +36,8 @@ static bool find_attr(const char *s, size_t left, size_t piece[4])
 }
 
 /* A tag between its control tokens, in the pieces the template would have made. */
-static int tag_ids(const struct kd_tok *tok, const char *s, size_t left, struct kd_ids *out, struct kd_err *err)
+static int tag_ids(const struct kd_tok *tok, const char *s, size_t left, struct kd_ids *out,
+                   struct kd_err *err)
 {
     size_t piece[4];
     const char *gap = memchr(s, ' ', left);
@@ -56,8 +59,9 @@ int kd_chat_markup_ids(const struct kd_tok *tok, const char *text, size_t bytes,
         int32_t id = at < bytes ? kd_tok_special_at(tok, text + at, bytes - at, &n) : -1;
         if (id < 0 && at < bytes)
             continue;
-        int rc = open >= 0 && before == open ? tag_ids(tok, text + begin, at - begin, out, err)
-                                             : kd_tok_encode(tok, text + begin, at - begin, out, err);
+        int rc = open >= 0 && before == open
+                     ? tag_ids(tok, text + begin, at - begin, out, err)
+                     : kd_tok_encode(tok, text + begin, at - begin, out, err);
         if (rc || (id >= 0 && kd_ids_add(out, id, err)))
             return -1;
         if (id < 0)

@@ -6,6 +6,7 @@
 #include "text/jtree.h"
 
 /* `generate`: what "add_generation_prompt" is when the request does not say. */
-int kd_chat_render_tree(struct kd_chat *c, const struct kd_jtree *request, bool generate, struct kd_err *err) KD_MUST;
+int kd_chat_render_tree(struct kd_chat *c, const struct kd_jtree *request, bool generate,
+                        struct kd_err *err) KD_MUST;
 
 #endif

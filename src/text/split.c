@@ -33,7 +33,8 @@ size_t kd_split_chunk(const unsigned char *s, size_t left, int64_t *chars)
 }
 
 /* End of the run of characters that have one of the bits, from `at`. */
-static size_t run_end(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t at, unsigned bits)
+static size_t run_end(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t at,
+                      unsigned bits)
 {
     size_t n;
     while (at < left && kd_uclass_at(u, s + at, left - at, &n) & bits)
@@ -42,7 +43,8 @@ static size_t run_end(const struct kd_uclass *u, const unsigned char *s, size_t 
 }
 
 /* UPPER* LOWER+ (kind 2) or else UPPER+ (kind 3) at `at`; kind 0: neither. Returns the end. */
-static size_t word(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t at, int *kind)
+static size_t word(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t at,
+                   int *kind)
 {
     size_t begin = at, both_end = 0, n;
     unsigned c = 0;
@@ -76,8 +78,8 @@ static size_t contraction(const unsigned char *s, size_t left)
     return ((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/* Alternatives 6 to 8: up to the last newline of the run, or all but its last character when something
- * follows, or all. */
+/* Alternatives 6 to 8: up to the last newline of the run, or all but its last character when
+ * something follows, or all. */
 static size_t blank(const struct kd_uclass *u, const unsigned char *s, size_t left)
 {
     size_t at = 0, last = 0, newline = 0, n;
@@ -114,7 +116,8 @@ size_t kd_split_piece(const struct kd_uclass *u, const unsigned char *s, size_t 
     if (kind2)
         return end2 + contraction(s + end2, left - end2);
     if (c & KD_UC_NUMBER) {
-        for (int i = 1; i < 3 && n < left && kd_uclass_at(u, s + n, left - n, &n2) & KD_UC_NUMBER; i++)
+        for (int i = 1; i < 3 && n < left && kd_uclass_at(u, s + n, left - n, &n2) & KD_UC_NUMBER;
+             i++)
             n += n2;
         return n;
     }

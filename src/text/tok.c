@@ -11,7 +11,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SPECIALS = 256, SPECIAL_BYTES_MAX = 256, MODEL_BYTES_MAX = 256 << 20, CONFIG_BYTES_MAX = 16 << 20 };
+enum {
+    SPECIALS = 256,
+    SPECIAL_BYTES_MAX = 256,
+    MODEL_BYTES_MAX = 256 << 20,
+    CONFIG_BYTES_MAX = 16 << 20
+};
 
 struct kd_tok {
     struct kd_uclass classes;
@@ -52,10 +57,12 @@ void kd_ids_release(struct kd_ids *ids)
     memset(ids, 0, sizeof *ids);
 }
 
-static int set_special(struct kd_tok *t, int64_t slot, const char *content, size_t bytes, struct kd_err *err)
+static int set_special(struct kd_tok *t, int64_t slot, const char *content, size_t bytes,
+                       struct kd_err *err)
 {
     if (!bytes || bytes > SPECIAL_BYTES_MAX || memchr(content, 0, bytes))
-        return kd_fail(err, KD_ECORRUPT, "special token %lld is empty, over %d bytes or has a zero byte",
+        return kd_fail(err, KD_ECORRUPT,
+                       "special token %lld is empty, over %d bytes or has a zero byte",
                        (long long)(t->bpe.count + slot), SPECIAL_BYTES_MAX);
     if (kd_mem_new(&t->special[slot], (int64_t)bytes + 1, 1, "special tokens", err))
         return -1;
@@ -92,7 +99,8 @@ static int complete_special(struct kd_tok *t, struct kd_err *err)
 {
     for (int64_t i = 0; i < SPECIALS; i++) {
         char name[64];
-        int n = snprintf(name, sizeof name, "<|reserved_token_%lld|>", (long long)(t->bpe.count + i));
+        int n =
+            snprintf(name, sizeof name, "<|reserved_token_%lld|>", (long long)(t->bpe.count + i));
         if (!t->special[i] && set_special(t, i, name, (size_t)n, err))
             return -1;
     }
@@ -225,7 +233,8 @@ int32_t kd_tok_special_at(const struct kd_tok *tok, const char *text, size_t lef
     *bytes = 0;
     for (int i = 0; i < SPECIALS && left; i++) {
         size_t n = tok->special_bytes[i];
-        if (*text == *tok->special[i] && n > *bytes && n <= left && !memcmp(text, tok->special[i], n)) {
+        if (*text == *tok->special[i] && n > *bytes && n <= left &&
+            !memcmp(text, tok->special[i], n)) {
             id = (int32_t)tok->bpe.count + i;
             *bytes = n;
         }

@@ -1,6 +1,6 @@
 /* The Kimi tokenizer: tiktoken ranks, the Kimi pattern, special tokens from tokenizer_config.json.
- * Text never yields special ids; markup does only through kd_tok_special. Immutable after opening and
- * then thread-safe.
+ * Text never yields special ids; markup does only through kd_tok_special. Immutable after opening
+ * and then thread-safe.
  *
  *     struct kd_tok *tok;
  *     kd_tok_open(&tok, "k3-nano", err);

@@ -21,12 +21,13 @@ enum where {
 
 struct kd_turn {
     const struct kd_tok *tok;
-    void (*on)(void *ctx, enum kd_turn_part part, const char *name, const char *type, const char *text, size_t bytes);
+    void (*on)(void *ctx, enum kd_turn_part part, const char *name, const char *type,
+               const char *text, size_t bytes);
     void *ctx;
     int32_t open, close, sep, stop, eos;
     enum where where;
-    bool mute;         /* the call has no name: nothing of it is told */
-    int32_t tag_id;    /* open or close while a tag is being read, else -1 */
+    bool mute;      /* the call has no name: nothing of it is told */
+    int32_t tag_id; /* open or close while a tag is being read, else -1 */
     bool tag_too_long;
     struct kd_buf tag, name, type; /* name, type: scratch for attributes */
     unsigned char held[4];         /* bytes of a character not yet complete */
@@ -34,8 +35,8 @@ struct kd_turn {
 };
 
 int kd_turn_open(struct kd_turn **turn, const struct kd_tok *tok, enum kd_turn_part start,
-                 void (*on)(void *ctx, enum kd_turn_part part, const char *name, const char *type, const char *text,
-                            size_t bytes),
+                 void (*on)(void *ctx, enum kd_turn_part part, const char *name, const char *type,
+                            const char *text, size_t bytes),
                  void *ctx, struct kd_err *err)
 {
     struct kd_turn *t;
@@ -381,8 +382,8 @@ static void end_call(struct collector *c)
     kd_jtree_release(&t);
 }
 
-static void collect(void *ctx, enum kd_turn_part part, const char *name, const char *type, const char *text,
-                    size_t bytes)
+static void collect(void *ctx, enum kd_turn_part part, const char *name, const char *type,
+                    const char *text, size_t bytes)
 {
     struct collector *c = ctx;
     switch (part) {
@@ -420,12 +421,13 @@ static void collect(void *ctx, enum kd_turn_part part, const char *name, const c
     }
 }
 
-int kd_turn_parse(const struct kd_tok *tok, enum kd_turn_part start, const int32_t *ids, int64_t count,
-                  struct kd_turn_text *out, struct kd_err *err)
+int kd_turn_parse(const struct kd_tok *tok, enum kd_turn_part start, const int32_t *ids,
+                  int64_t count, struct kd_turn_text *out, struct kd_err *err)
 {
     struct collector c = {.out = out};
     struct kd_turn *t;
-    struct kd_buf *all[] = {&out->think, &out->content, &out->calls_json, &c.name, &c.args, &c.value};
+    struct kd_buf *all[] = {&out->think, &out->content, &out->calls_json,
+                            &c.name,     &c.args,       &c.value};
     memset(out, 0, sizeof *out);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         kd_buf_init(all[i], TURN_BYTES_MAX);

@@ -20,10 +20,11 @@ static const uint8_t group_class[] = {
     0,
     KD_UC_HAN,
 };
-/* Groups 1 to 7 are the classes above. sc: because a bare script name means script extensions in PCRE2
- * since 10.40, which would make the ideographic comma Han. */
-static const char general[] = "([\\p{Lu}\\p{Lt}]+)|(\\p{Ll}+)|([\\p{Lm}\\p{Lo}]+)|(\\p{M}+)|(\\p{N}+)|(\\p{Z}+)|"
-                              "([^\\p{L}\\p{M}\\p{N}\\p{Z}]+)";
+/* Groups 1 to 7 are the classes above. sc: because a bare script name means script extensions in
+ * PCRE2 since 10.40, which would make the ideographic comma Han. */
+static const char general[] =
+    "([\\p{Lu}\\p{Lt}]+)|(\\p{Ll}+)|([\\p{Lm}\\p{Lo}]+)|(\\p{M}+)|(\\p{N}+)|(\\p{Z}+)|"
+    "([^\\p{L}\\p{M}\\p{N}\\p{Z}]+)";
 static const char script[] = "()()()()()()()(\\p{sc:Han}+)";
 
 size_t kd_utf8_put(char *s, uint32_t c)
@@ -40,17 +41,20 @@ size_t kd_utf8_put(char *s, uint32_t c)
 }
 
 /* Marks every run that `pattern` finds in text; cls has one byte a code point. */
-static int mark(const char *pattern, const unsigned char *text, size_t bytes, uint8_t *cls, struct kd_err *err)
+static int mark(const char *pattern, const unsigned char *text, size_t bytes, uint8_t *cls,
+                struct kd_err *err)
 {
     int code, rc = 0;
     PCRE2_SIZE at = 0;
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code,
-                                   &at, NULL);
+    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                   PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     pcre2_match_data *md = re ? pcre2_match_data_create_from_pattern(re, NULL) : NULL;
     if (!md) {
         pcre2_code_free(re);
-        return kd_fail(err, re ? KD_ENOMEM : KD_ENOTSUP,
-                       "PCRE2 cannot compile the character classes (10.40 or newer is needed), error %d", code);
+        return kd_fail(
+            err, re ? KD_ENOMEM : KD_ENOTSUP,
+            "PCRE2 cannot compile the character classes (10.40 or newer is needed), error %d",
+            code);
     }
     (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without JIT it is only slower */
     PCRE2_SIZE *ov = pcre2_get_ovector_pointer(md);
@@ -66,7 +70,8 @@ static int mark(const char *pattern, const unsigned char *text, size_t bytes, ui
         for (at = ov[0]; at < ov[1];) {
             uint32_t cp = 0;
             at += kd_utf8_char(text + at, bytes - at, &cp);
-            cls[cp] = n - 1 == 8 ? KD_UC_HAN | (cls[cp] & (KD_UC_LETTER | KD_UC_NUMBER)) : group_class[n - 1];
+            cls[cp] = n - 1 == 8 ? KD_UC_HAN | (cls[cp] & (KD_UC_LETTER | KD_UC_NUMBER))
+                                 : group_class[n - 1];
         }
     }
     pcre2_match_data_free(md);
@@ -129,7 +134,7 @@ void kd_uclass_close(struct kd_uclass *u)
 
 bool kd_utf8_is_space(uint32_t cp)
 {
-    return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 || cp == 0x1680 ||
-           (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 || cp == 0x202f || cp == 0x205f ||
-           cp == 0x3000;
+    return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 ||
+           cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 ||
+           cp == 0x202f || cp == 0x205f || cp == 0x3000;
 }

@@ -1,6 +1,7 @@
-/* Character classes of Kimi's splitting pattern, one byte a code point. They are asked of PCRE2 once,
- * when a tokenizer opens, so that the Unicode tables stay PCRE2's and no text ever meets its matcher:
- * a scanner over classes has no backtracking limits. Immutable after opening and then thread-safe. */
+/* Character classes of Kimi's splitting pattern, one byte a code point. They are asked of PCRE2
+ * once, when a tokenizer opens, so that the Unicode tables stay PCRE2's and no text ever meets its
+ * matcher: a scanner over classes has no backtracking limits. Immutable after opening and then
+ * thread-safe. */
 #ifndef KD_TEXT_UCLASS_H
 #define KD_TEXT_UCLASS_H
 
@@ -11,13 +12,13 @@
 #include <stdint.h>
 
 enum {
-    KD_UC_UPPER = 1,   /* Lu Lt Lm Lo M, not Han: first class of a word */
-    KD_UC_LOWER = 2,   /* Ll Lm Lo M, not Han: second class of a word */
-    KD_UC_LETTER = 4,  /* L */
-    KD_UC_NUMBER = 8,  /* N */
-    KD_UC_SPACE = 16,  /* White_Space */
+    KD_UC_UPPER = 1,    /* Lu Lt Lm Lo M, not Han: first class of a word */
+    KD_UC_LOWER = 2,    /* Ll Lm Lo M, not Han: second class of a word */
+    KD_UC_LETTER = 4,   /* L */
+    KD_UC_NUMBER = 8,   /* N */
+    KD_UC_SPACE = 16,   /* White_Space */
     KD_UC_NEWLINE = 32, /* \r \n */
-    KD_UC_HAN = 64     /* Script = Han */
+    KD_UC_HAN = 64      /* Script = Han */
 };
 
 struct kd_uclass {
@@ -56,9 +57,10 @@ static inline size_t kd_utf8_char(const unsigned char *s, size_t left, uint32_t 
 /* Writes c as UTF-8 (room for 4 bytes); the number of bytes. */
 size_t kd_utf8_put(char *s, uint32_t c);
 
-/* Class and length of the character at s. A byte that is not UTF-8 is a character of its own that is
- * neither space, letter nor number. */
-static inline unsigned kd_uclass_at(const struct kd_uclass *u, const unsigned char *s, size_t left, size_t *n)
+/* Class and length of the character at s. A byte that is not UTF-8 is a character of its own that
+ * is neither space, letter nor number. */
+static inline unsigned kd_uclass_at(const struct kd_uclass *u, const unsigned char *s, size_t left,
+                                    size_t *n)
 {
     if (s[0] < 0x80) {
         *n = 1;

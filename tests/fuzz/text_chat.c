@@ -1,5 +1,5 @@
-/* A chat request of any bytes: refused with a reason, or rendered so that exactly the markup segments are
- * special ids; and JSON that was read is written so that it reads back the same. */
+/* A chat request of any bytes: refused with a reason, or rendered so that exactly the markup
+ * segments are special ids; and JSON that was read is written so that it reads back the same. */
 #include "base/assert.h"
 #include "text/chat.h"
 #include "text/jtree.h"
@@ -36,7 +36,8 @@ static void rewrite(const char *text, size_t bytes)
     kd_jtree_release(&t);
     KD_ASSERT(!kd_jtree_parse(&t, once.data, once.size_bytes, &err));
     KD_ASSERT(!kd_jtree_dump(&twice, &t, kd_jtree_root(&t), KD_JSTYLE_COMPACT, &err));
-    KD_ASSERT(once.size_bytes == twice.size_bytes && !memcmp(once.data, twice.data, once.size_bytes));
+    KD_ASSERT(once.size_bytes == twice.size_bytes &&
+              !memcmp(once.data, twice.data, once.size_bytes));
     kd_jtree_release(&t);
     kd_buf_release(&once);
     kd_buf_release(&twice);

@@ -1,5 +1,5 @@
-/* A tiktoken.model file of any bytes; and any text through the shipped vocabulary: it comes back, and no
- * id of it is special. The first byte chooses. */
+/* A tiktoken.model file of any bytes; and any text through the shipped vocabulary: it comes back,
+ * and no id of it is special. The first byte chooses. */
 #include "base/assert.h"
 #include "text/bpe.h"
 #include "text/chat.h"

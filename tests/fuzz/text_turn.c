@@ -1,5 +1,5 @@
-/* Any ids as an assistant turn: text is UTF-8 and calls are JSON. Bytes under 16 choose words of the
- * format, others a token. */
+/* Any ids as an assistant turn: text is UTF-8 and calls are JSON. Bytes under 16 choose words of
+ * the format, others a token. */
 #include "base/assert.h"
 #include "base/json.h"
 #include "text/chat.h"
@@ -11,9 +11,22 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-static const char *const words[16] = {
-    "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "think", "response", "tools", "call tool=\"f\"", "call",
-    "argument key=\"k\" type=\"number\"", "argument key=\"s\" type=\"string\"", "argument", "message", "[PAD]", "1", "{}"};
+static const char *const words[16] = {"<|open|>",
+                                      "<|close|>",
+                                      "<|sep|>",
+                                      "<|end_of_msg|>",
+                                      "think",
+                                      "response",
+                                      "tools",
+                                      "call tool=\"f\"",
+                                      "call",
+                                      "argument key=\"k\" type=\"number\"",
+                                      "argument key=\"s\" type=\"string\"",
+                                      "argument",
+                                      "message",
+                                      "[PAD]",
+                                      "1",
+                                      "{}"};
 static struct kd_tok *tok;
 
 static void open_tok(void)
@@ -49,7 +62,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         if (data[i] < 16) {
             KD_ASSERT(!kd_chat_markup_ids(tok, words[data[i]], strlen(words[data[i]]), &ids, &err));
         } else {
-            int32_t id = (int32_t)((data[i] * 16u + (i + 1 < bytes ? data[i + 1] % 16u : 0)) % 4096u);
+            int32_t id =
+                (int32_t)((data[i] * 16u + (i + 1 < bytes ? data[i + 1] % 16u : 0)) % 4096u);
             KD_ASSERT(!kd_ids_add(&ids, id, &err));
         }
     }

@@ -1,4 +1,5 @@
-/* text/chat and text/jtree: the reference's rendered chats, JSON as Python writes it, hostile requests. */
+/* text/chat and text/jtree: the reference's rendered chats, JSON as Python writes it, hostile
+ * requests. */
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
@@ -30,7 +31,8 @@ static int setup(void **state)
     struct kd_err err;
     const char *dir = getenv("KONDENSE_TEST_DATA");
     snprintf(data_dir, sizeof data_dir, "%s", dir ? dir : "tests/data");
-    return kd_tok_open(&kimi, data_path("kimi-tokenizer"), &err) || kd_tok_open(&nano, data_path("k3-nano"), &err);
+    return kd_tok_open(&kimi, data_path("kimi-tokenizer"), &err) ||
+           kd_tok_open(&nano, data_path("k3-nano"), &err);
 }
 
 static int teardown(void **state)
@@ -76,9 +78,11 @@ static void renders_the_reference_chats(void **state)
         }
         assert_int_equal(kd_chat_ids(&c, kimi, &ids, &err), 0);
         assert_same_ids(&ids, kd_json_get(v, "ids"));
-        /* Written out and read back as trusted text: the same, except that parts have lost their cuts. */
+        /* Written out and read back as trusted text: the same, except that parts have lost their
+         * cuts. */
         if (strcmp(kd_json_text(kd_json_get(v, "id"), NULL), "image")) {
-            assert_int_equal(kd_chat_markup_ids(kimi, c.text.data, c.text.size_bytes, &again, &err), 0);
+            assert_int_equal(kd_chat_markup_ids(kimi, c.text.data, c.text.size_bytes, &again, &err),
+                             0);
             assert_same_ids(&again, kd_json_get(v, "ids"));
         }
         kd_ids_release(&ids);
@@ -122,8 +126,9 @@ static void assert_ids(const char *request, const int32_t *want, int64_t count)
     kd_chat_release(&c);
 }
 
-#define CALL(args)                                                                                                     \
-    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\","               \
+#define CALL(args)                                                                                 \
+    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":" \
+    "\"f\","                                                                                       \
     "\"arguments\":" args "}}]}]}"
 
 static void cuts_attributes_in_four(void **state)
@@ -132,8 +137,9 @@ static void cuts_attributes_in_four(void **state)
     assert_ids(CALL("{\"_x\":\"\"}"), (const int32_t[]){2355, 878, 7213, 1}, 4);
     assert_ids(CALL("{\"$ref\":1}"), (const int32_t[]){2355, 878, 3, 2113, 1}, 5);
     /* Parts stay apart: "First par" + "t." is not "First part." */
-    struct kd_chat c = rendered("{\"messages\":[{\"role\":\"user\",\"content\":[\"First par\",{\"type\":\"text\","
-                                "\"text\":\"t.\"}]}]}");
+    struct kd_chat c =
+        rendered("{\"messages\":[{\"role\":\"user\",\"content\":[\"First par\",{\"type\":\"text\","
+                 "\"text\":\"t.\"}]}]}");
     assert_int_equal(c.seg[7].bytes, 9);
     assert_int_equal(c.seg[8].bytes, 2);
     kd_chat_release(&c);
@@ -143,13 +149,30 @@ static void writes_numbers_as_python_does(void **state)
 {
     (void)state;
     static const char *const pairs[][2] = {
-        {"0.1", "0.1"}, {"1e-05", "1e-05"}, {"0.00001", "1e-05"}, {"0.0001", "0.0001"}, {"1E2", "100.0"},
-        {"-0", "0"}, {"-0.0", "-0.0"}, {"123456789012345678901234567890", "123456789012345678901234567890"},
-        {"1e16", "1e+16"}, {"9999999999999998.0", "9999999999999998.0"}, {"1e22", "1e+22"}, {"1e400", "Infinity"},
-        {"-1e400", "-Infinity"}, {"1.50", "1.5"}, {"2.5e-324", "5e-324"}, {"1e-400", "0.0"},
-        {"1.7976931348623157e308", "1.7976931348623157e+308"}, {"5.684341886080802e-14", "5.684341886080802e-14"},
-        {"9007199254740993.0", "9007199254740992.0"}, {"0.30000000000000004", "0.30000000000000004"},
-        {"123456.789e3", "123456789.0"}, {"1e-7", "1e-07"}, {"1e100", "1e+100"}, {"3.0", "3.0"}};
+        {"0.1", "0.1"},
+        {"1e-05", "1e-05"},
+        {"0.00001", "1e-05"},
+        {"0.0001", "0.0001"},
+        {"1E2", "100.0"},
+        {"-0", "0"},
+        {"-0.0", "-0.0"},
+        {"123456789012345678901234567890", "123456789012345678901234567890"},
+        {"1e16", "1e+16"},
+        {"9999999999999998.0", "9999999999999998.0"},
+        {"1e22", "1e+22"},
+        {"1e400", "Infinity"},
+        {"-1e400", "-Infinity"},
+        {"1.50", "1.5"},
+        {"2.5e-324", "5e-324"},
+        {"1e-400", "0.0"},
+        {"1.7976931348623157e308", "1.7976931348623157e+308"},
+        {"5.684341886080802e-14", "5.684341886080802e-14"},
+        {"9007199254740993.0", "9007199254740992.0"},
+        {"0.30000000000000004", "0.30000000000000004"},
+        {"123456.789e3", "123456789.0"},
+        {"1e-7", "1e-07"},
+        {"1e100", "1e+100"},
+        {"3.0", "3.0"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char request[400], want[200];
         snprintf(request, sizeof request, CALL("{\"k\":%s}"), pairs[i][0]);
@@ -175,30 +198,57 @@ static void assert_dumps(const char *json, enum kd_jstyle style, const char *wan
 static void writes_json_as_python_does(void **state)
 {
     (void)state;
-    assert_dumps(" { \"b\" : [ 1 , null ] , \"a\" : { } } ", KD_JSTYLE_SPACED, "{\"b\": [1, null], \"a\": {}}");
+    assert_dumps(" { \"b\" : [ 1 , null ] , \"a\" : { } } ", KD_JSTYLE_SPACED,
+                 "{\"b\": [1, null], \"a\": {}}");
     assert_dumps("{\"b\":{\"z\":1,\"y\":[]},\"a\":true,\"\":0}", KD_JSTYLE_SORTED,
                  "{\"\":0,\"a\":true,\"b\":{\"y\":[],\"z\":1}}");
     assert_dumps("{\"\\u4e2d\":1,\"z\":2,\"\\ud83c\\udf89\":3,\"\\uffee\":4}", KD_JSTYLE_SORTED,
                  "{\"z\":2,\"\xe4\xb8\xad\":1,\"\xef\xbf\xae\":4,\"\xf0\x9f\x8e\x89\":3}");
-    assert_dumps("\"\\u0041\\/\\\"\\\\\\b\\f\\n\\r\\t\\u001F\\u007f\\u00e9\\u2028\"", KD_JSTYLE_SPACED,
-                 "\"A/\\\"\\\\\\b\\f\\n\\r\\t\\u001f\x7f\xc3\xa9\xe2\x80\xa8\"");
+    assert_dumps("\"\\u0041\\/\\\"\\\\\\b\\f\\n\\r\\t\\u001F\\u007f\\u00e9\\u2028\"",
+                 KD_JSTYLE_SPACED, "\"A/\\\"\\\\\\b\\f\\n\\r\\t\\u001f\x7f\xc3\xa9\xe2\x80\xa8\"");
     assert_dumps("\"a\\u0000b\"", KD_JSTYLE_SPACED, "\"a\\u0000b\"");
     assert_dumps("{\"k\":1,\"x\":2,\"k\":[3],\"k\":4}", KD_JSTYLE_COMPACT, "{\"k\":4,\"x\":2}");
-    assert_dumps("{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"j\":1,\"k\":1,\"l\":1,"
+    assert_dumps("{\"a\":1,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"j\":1,"
+                 "\"k\":1,\"l\":1,"
                  "\"m\":1,\"n\":1,\"o\":1,\"p\":1,\"q\":1,\"a\":2}",
                  KD_JSTYLE_COMPACT,
-                 "{\"a\":2,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"j\":1,\"k\":1,\"l\":1,"
+                 "{\"a\":2,\"b\":1,\"c\":1,\"d\":1,\"e\":1,\"f\":1,\"g\":1,\"h\":1,\"i\":1,\"j\":1,"
+                 "\"k\":1,\"l\":1,"
                  "\"m\":1,\"n\":1,\"o\":1,\"p\":1,\"q\":1}");
 }
 
 static void refuses_what_is_not_json(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",        "{",      "[1,]",    "{\"a\":1,}", "{\"a\" 1}", "01",     "1.",
-                                      "-",       ".5",     "1e",      "+1",         "NaN",       "nul",    "tru",
-                                      "[1] 2",   "\"",     "\"\\x\"", "\"\\u12\"",  "\"\n\"",    "'a'",    "{a:1}",
-                                      "\"\xff\"", "\"\\ud800\"", "\"\\udc00\"", "\"\\ud800\\u0041\"", "\"\xed\xa0\x80\"",
-                                      "]",       "[1 2]",  "\"\xc0\x80\""};
+    static const char *const bad[] = {"",
+                                      "{",
+                                      "[1,]",
+                                      "{\"a\":1,}",
+                                      "{\"a\" 1}",
+                                      "01",
+                                      "1.",
+                                      "-",
+                                      ".5",
+                                      "1e",
+                                      "+1",
+                                      "NaN",
+                                      "nul",
+                                      "tru",
+                                      "[1] 2",
+                                      "\"",
+                                      "\"\\x\"",
+                                      "\"\\u12\"",
+                                      "\"\n\"",
+                                      "'a'",
+                                      "{a:1}",
+                                      "\"\xff\"",
+                                      "\"\\ud800\"",
+                                      "\"\\udc00\"",
+                                      "\"\\ud800\\u0041\"",
+                                      "\"\xed\xa0\x80\"",
+                                      "]",
+                                      "[1 2]",
+                                      "\"\xc0\x80\""};
     struct kd_err err;
     struct kd_jtree t;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -229,11 +279,13 @@ static void refuses_bad_requests(void **state)
         {"{}", "'messages'"},
         {"{\"messages\":[]}", "'messages'"},
         {"{\"messages\":[{}]}", "message 1: 'role' is missing"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"},{\"role\":\"robot\"}]}", "message 2: 'role' is unknown: robot"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"},{\"role\":\"robot\"}]}",
+         "message 2: 'role' is unknown: robot"},
         {"{\"messages\":[3]}", "message 1"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":7}]}", "'content'"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}", "part"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"audio\"}]}]}", "'audio' is not supported"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"audio\"}]}]}",
+         "'audio' is not supported"},
         {"{\"messages\":[{\"role\":\"user\",\"name\":3}]}", "'name'"},
         {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}}]}", "'tool_calls'"},
         {"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]}", "function name"},
@@ -244,8 +296,10 @@ static void refuses_bad_requests(void **state)
         {"{\"messages\":[{\"role\":\"user\"}],\"thinking\":1}", "'thinking'"},
         {"{\"messages\":[{\"role\":\"user\"}],\"thinking_effort\":\"huge\"}", "effort 'huge'"},
         {"{\"messages\":[{\"role\":\"user\"}],\"tool_choice\":\"maybe\"}", "'tool_choice'"},
-        {"{\"messages\":[{\"role\":\"user\"}],\"response_format\":{\"type\":\"xml\"}}", "'response_format'"},
-        {"{\"messages\":[{\"role\":\"user\"}],\"response_format\":{\"type\":\"json_schema\"}}", "json_schema"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"response_format\":{\"type\":\"xml\"}}",
+         "'response_format'"},
+        {"{\"messages\":[{\"role\":\"user\"}],\"response_format\":{\"type\":\"json_schema\"}}",
+         "json_schema"},
         {"{\"messages\":[{\"role\":\"user\"}]", "not valid JSON"}};
     struct kd_err err;
     struct kd_chat c;
@@ -267,19 +321,27 @@ static void renders_options(void **state)
     assert_renders(HI ",\"thinking_effort\":\"medium\"}", "thinking_effort=medium`.<");
     assert_renders(HI ",\"reasoning_effort\":\"medium\"}", "thinking_effort=high`.<");
     assert_renders(HI ",\"reasoning_effort\":\"xhigh\"}", "thinking_effort=max`.<");
-    assert_renders(HI ",\"thinking_effort\":\"none\"}", "assistant\"<|sep|><|open|>response<|sep|>");
-    assert_renders(HI ",\"chat_template_kwargs\":{\"thinking\":false}}", "assistant\"<|sep|><|open|>response<|sep|>");
-    assert_renders(HI ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}}", "`tool_choice=required`");
-    assert_renders(HI ",\"tools\":null,\"tool_choice\":null,\"response_format\":null}", "<|open|>think<|sep|>");
-    assert_renders(HI ",\"tools\":[{\"type\":\"function\",\"strict\":null,\"function\":{\"name\":\"f\",\"strict\":null,"
+    assert_renders(HI ",\"thinking_effort\":\"none\"}",
+                   "assistant\"<|sep|><|open|>response<|sep|>");
+    assert_renders(HI ",\"chat_template_kwargs\":{\"thinking\":false}}",
+                   "assistant\"<|sep|><|open|>response<|sep|>");
+    assert_renders(HI ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}}",
+                   "`tool_choice=required`");
+    assert_renders(HI ",\"tools\":null,\"tool_choice\":null,\"response_format\":null}",
+                   "<|open|>think<|sep|>");
+    assert_renders(HI ",\"tools\":[{\"type\":\"function\",\"strict\":null,\"function\":{\"name\":"
+                      "\"f\",\"strict\":null,"
                       "\"parameters\":{\"default\":null}}}]}",
-                   "[{\"function\":{\"name\":\"f\",\"parameters\":{\"default\":null}},\"type\":\"function\"}]\n```<");
-    assert_renders("{\"messages\":[{\"role\":\"assistant\",\"reasoning\":\" \\n\",\"content\":null}]}",
-                   "<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|><|close|>");
+                   "[{\"function\":{\"name\":\"f\",\"parameters\":{\"default\":null}},\"type\":"
+                   "\"function\"}]\n```<");
+    assert_renders(
+        "{\"messages\":[{\"role\":\"assistant\",\"reasoning\":\" \\n\",\"content\":null}]}",
+        "<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|><|close|>");
     assert_renders(CALL("\" \""), "index=\"1\"<|sep|><|close|>call");
     assert_renders(CALL("\"null\""), "index=\"1\"<|sep|><|close|>call");
     assert_renders(CALL("{\"a\":false,\"b\":{\"x\":[1,2]}}"),
-                   "type=\"boolean\"<|sep|>false<|close|>argument<|sep|><|open|>argument key=\"b\" type=\"object\"<|sep|>"
+                   "type=\"boolean\"<|sep|>false<|close|>argument<|sep|><|open|>argument key=\"b\" "
+                   "type=\"object\"<|sep|>"
                    "{\"x\": [1, 2]}<");
 #undef HI
 }
@@ -287,33 +349,55 @@ static void renders_options(void **state)
 static void puts_results_in_order_of_calls(void **state)
 {
     (void)state;
-#define TWO                                                                                                            \
-    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\"}},"             \
+#define TWO                                                                                        \
+    "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":" \
+    "\"f\"}},"                                                                                     \
     "{\"id\":\"b\",\"function\":{\"name\":\"g\"}}]},"
-    assert_renders(TWO "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
-                       "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"}]}",
-                   "tool=\"f\" index=\"1\"<|sep|>1<|close|>message<|sep|><|end_of_msg|><|open|>message role=\"tool\" "
-                   "tool=\"g\" index=\"2\"<|sep|>2<");
+    assert_renders(
+        TWO "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
+            "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"}]}",
+        "tool=\"f\" index=\"1\"<|sep|>1<|close|>message<|sep|><|end_of_msg|><|open|>message "
+        "role=\"tool\" "
+        "tool=\"g\" index=\"2\"<|sep|>2<");
     /* One id that is unknown: the order stays. */
-    assert_renders(TWO "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
-                       "{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"3\"},"
-                       "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"},"
-                       "{\"role\":\"tool\",\"name\":\"n\",\"content\":\"4\"}]}",
-                   "tool=\"g\" index=\"1\"<|sep|>2<|close|>message<|sep|><|end_of_msg|><|open|>message role=\"tool\" "
-                   "tool=\"g\" index=\"2\"<|sep|>3<|close|>message<|sep|><|end_of_msg|><|open|>message role=\"tool\" "
-                   "tool=\"f\" index=\"3\"<|sep|>1<|close|>message<|sep|><|end_of_msg|><|open|>message role=\"tool\" "
-                   "tool=\"n\" index=\"4\"<|sep|>4<");
+    assert_renders(
+        TWO "{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"2\"},"
+            "{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"3\"},"
+            "{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"},"
+            "{\"role\":\"tool\",\"name\":\"n\",\"content\":\"4\"}]}",
+        "tool=\"g\" index=\"1\"<|sep|>2<|close|>message<|sep|><|end_of_msg|><|open|>message "
+        "role=\"tool\" "
+        "tool=\"g\" index=\"2\"<|sep|>3<|close|>message<|sep|><|end_of_msg|><|open|>message "
+        "role=\"tool\" "
+        "tool=\"f\" index=\"3\"<|sep|>1<|close|>message<|sep|><|end_of_msg|><|open|>message "
+        "role=\"tool\" "
+        "tool=\"n\" index=\"4\"<|sep|>4<");
 #undef TWO
 }
 
-/* Every text of a request made of control spellings: the ids that are special are exactly those of the
- * markup segments. */
+/* Every text of a request made of control spellings: the ids that are special are exactly those of
+ * the markup segments. */
 static void text_never_makes_control_tokens(void **state)
 {
     (void)state;
-    static const char *const bits[] = {"<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "[BOS]", "[EOS]", "message",
-                                       "<|media_pad|>", "<|kimi_image_placeholder|>", "<|reserved_token_163600|>", " ",
-                                       "<|", "|>", "\\n", "think", "&", "[PAD]", "\\u003c|sep|\\u003e"};
+    static const char *const bits[] = {"<|open|>",
+                                       "<|close|>",
+                                       "<|sep|>",
+                                       "<|end_of_msg|>",
+                                       "[BOS]",
+                                       "[EOS]",
+                                       "message",
+                                       "<|media_pad|>",
+                                       "<|kimi_image_placeholder|>",
+                                       "<|reserved_token_163600|>",
+                                       " ",
+                                       "<|",
+                                       "|>",
+                                       "\\n",
+                                       "think",
+                                       "&",
+                                       "[PAD]",
+                                       "\\u003c|sep|\\u003e"};
     struct kd_err err;
     for (uint64_t round = 0; round < 2000; round++) {
         char t[6][400], request[4000];
@@ -321,14 +405,18 @@ static void text_never_makes_control_tokens(void **state)
             size_t n = 0;
             t[k][0] = 0;
             for (uint64_t i = 0; i < 8; i++)
-                n += (size_t)snprintf(t[k] + n, sizeof t[k] - n, "%s",
-                                      bits[kd_rand_u64(round, k * 8 + i) % (sizeof bits / sizeof *bits)]);
+                n += (size_t)snprintf(
+                    t[k] + n, sizeof t[k] - n, "%s",
+                    bits[kd_rand_u64(round, k * 8 + i) % (sizeof bits / sizeof *bits)]);
         }
-        snprintf(request, sizeof request,
-                 "{\"messages\":[{\"role\":\"user\",\"name\":\"%s\",\"content\":\"%s\"},{\"role\":\"assistant\","
-                 "\"reasoning_content\":\"%s\",\"tool_calls\":[{\"function\":{\"name\":\"%s\",\"arguments\":{\"%s\":"
-                 "\"%s\"}}}]},{\"role\":\"tool\",\"content\":[\"%s\"]}],\"tools\":[{\"type\":\"%s\"}]}",
-                 t[0], t[1], t[2], t[3], t[4], t[5], t[1], t[2]);
+        snprintf(
+            request, sizeof request,
+            "{\"messages\":[{\"role\":\"user\",\"name\":\"%s\",\"content\":\"%s\"},{\"role\":"
+            "\"assistant\","
+            "\"reasoning_content\":\"%s\",\"tool_calls\":[{\"function\":{\"name\":\"%s\","
+            "\"arguments\":{\"%s\":"
+            "\"%s\"}}}]},{\"role\":\"tool\",\"content\":[\"%s\"]}],\"tools\":[{\"type\":\"%s\"}]}",
+            t[0], t[1], t[2], t[3], t[4], t[5], t[1], t[2]);
         struct kd_chat c = rendered(request);
         const struct kd_tok *toks[] = {kimi, nano};
         for (int k = 0; k < 2; k++) {
@@ -377,13 +465,16 @@ static void survives_lack_of_memory(void **state)
     (void)state;
     struct kd_err err;
     int64_t live = kd_mem_live_bytes(), nth = 0;
-    const char *request = "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\","
-                          "\"arguments\":\"{\\\"a\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"1\"}]}";
+    const char *request = "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\","
+                          "\"function\":{\"name\":\"f\","
+                          "\"arguments\":\"{\\\"a\\\":1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":"
+                          "\"a\",\"content\":\"1\"}]}";
     for (int done = 0; !done;) {
         struct kd_chat c;
         struct kd_ids ids = {0};
         kd_mem_fail_nth(++nth);
-        done = !kd_chat_render(&c, request, strlen(request), &err) && !kd_chat_ids(&c, nano, &ids, &err);
+        done = !kd_chat_render(&c, request, strlen(request), &err) &&
+               !kd_chat_ids(&c, nano, &ids, &err);
         kd_mem_fail_nth(0);
         kd_ids_release(&ids);
         kd_chat_release(&c);
@@ -395,12 +486,16 @@ static void survives_lack_of_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(renders_the_reference_chats),    cmocka_unit_test(cuts_attributes_in_four),
-        cmocka_unit_test(writes_numbers_as_python_does),  cmocka_unit_test(writes_json_as_python_does),
-        cmocka_unit_test(refuses_what_is_not_json),       cmocka_unit_test(refuses_bad_requests),
-        cmocka_unit_test(renders_options),                cmocka_unit_test(puts_results_in_order_of_calls),
-        cmocka_unit_test(text_never_makes_control_tokens), cmocka_unit_test(reads_written_out_markup),
-        cmocka_unit_test(survives_lack_of_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(renders_the_reference_chats),
+                                       cmocka_unit_test(cuts_attributes_in_four),
+                                       cmocka_unit_test(writes_numbers_as_python_does),
+                                       cmocka_unit_test(writes_json_as_python_does),
+                                       cmocka_unit_test(refuses_what_is_not_json),
+                                       cmocka_unit_test(refuses_bad_requests),
+                                       cmocka_unit_test(renders_options),
+                                       cmocka_unit_test(puts_results_in_order_of_calls),
+                                       cmocka_unit_test(text_never_makes_control_tokens),
+                                       cmocka_unit_test(reads_written_out_markup),
+                                       cmocka_unit_test(survives_lack_of_memory)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

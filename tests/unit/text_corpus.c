@@ -37,7 +37,8 @@ static int teardown(void **state)
     return kd_dir_remove(dir, &err);
 }
 
-static int load(struct kd_corpus *c, const char *text, int64_t rows, int64_t cols, struct kd_err *err)
+static int load(struct kd_corpus *c, const char *text, int64_t rows, int64_t cols,
+                struct kd_err *err)
 {
     assert_int_equal(kd_file_write(path, text, strlen(text), err), 0);
     return kd_corpus_load(c, tok, path, rows, cols, err);
@@ -65,9 +66,11 @@ static void joins_documents(void **state)
     (void)state;
     struct kd_err err;
     struct kd_corpus c;
-    const char *text = "It was the best\n\n<|doc|>\nof times,\n\n<|doc|>\n\n\n<|doc|>\nit was <|doc|> the worst\n";
+    const char *text =
+        "It was the best\n\n<|doc|>\nof times,\n\n<|doc|>\n\n\n<|doc|>\nit was <|doc|> the worst\n";
     assert_int_equal(load(&c, text, 0, 1, &err), 0);
-    assert_row_is(&c, (const char *[]){"It was the best", "of times,", "it was <|doc|> the worst\n"}, 3);
+    assert_row_is(
+        &c, (const char *[]){"It was the best", "of times,", "it was <|doc|> the worst\n"}, 3);
     assert_int_equal(c.rows, c.tokens_total);
     assert_int_equal(strlen(c.sha256), 64);
     int64_t total = c.tokens_total;
@@ -90,14 +93,17 @@ static void renders_chats(void **state)
     (void)state;
     struct kd_err err;
     struct kd_corpus c;
-    const char *text = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}\n\n"
-                       "{\"text\":\"plain <|sep|>\"}\r\n"
-                       "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"add_generation_prompt\":true}";
+    const char *text =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}\n\n"
+        "{\"text\":\"plain <|sep|>\"}\r\n"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"A\"}],\"add_generation_prompt\":true}";
     assert_int_equal(load(&c, text, 0, 1, &err), 0);
     struct kd_ids want = {0};
-    const char *first = "<|open|>message role=\"user\"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>";
-    const char *last = "<|open|>message role=\"user\"<|sep|>A<|close|>message<|sep|><|end_of_msg|><|open|>message "
-                       "role=\"assistant\"<|sep|><|open|>think<|sep|>";
+    const char *first =
+        "<|open|>message role=\"user\"<|sep|>Hi<|close|>message<|sep|><|end_of_msg|>";
+    const char *last =
+        "<|open|>message role=\"user\"<|sep|>A<|close|>message<|sep|><|end_of_msg|><|open|>message "
+        "role=\"assistant\"<|sep|><|open|>think<|sep|>";
     assert_int_equal(kd_chat_markup_ids(tok, first, strlen(first), &want, &err), 0);
     assert_int_equal(kd_tok_encode(tok, "plain <|sep|>", 13, &want, &err), 0);
     assert_int_equal(kd_chat_markup_ids(tok, last, strlen(last), &want, &err), 0);
@@ -132,7 +138,8 @@ static void names_the_shortfall(void **state)
 static void reads_the_shared_text(void **state)
 {
     (void)state;
-    static const char *const names[] = {"prose.txt", "code.txt", "multilingual.txt", "wiki-small.txt"};
+    static const char *const names[] = {"prose.txt", "code.txt", "multilingual.txt",
+                                        "wiki-small.txt"};
     const char *source = getenv("KONDENSE_SOURCE"), *shared = getenv("KONDENSE_SHARED");
     struct kd_err err;
     char file[4096];
@@ -168,7 +175,8 @@ static void reads_the_shared_text(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(joins_documents), cmocka_unit_test(renders_chats),
-                                       cmocka_unit_test(names_the_shortfall), cmocka_unit_test(reads_the_shared_text)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(joins_documents), cmocka_unit_test(renders_chats),
+        cmocka_unit_test(names_the_shortfall), cmocka_unit_test(reads_the_shared_text)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -18,16 +18,17 @@
 
 #include <cmocka.h>
 
-/* Kimi's pattern with the class intersections as look-aheads, Script and White_Space spelled out. */
+/* Kimi's pattern with the class intersections as look-aheads, Script and White_Space spelled out.
+ */
 #define NOT_HAN "(?!\\p{sc:Han})"
-#define UPPER "(?:" NOT_HAN "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}])"
-#define LOWER "(?:" NOT_HAN "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}])"
-#define SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-#define WS "\\t-\\r\\x{85}\\p{Z}"
-static const char pattern[] = "[\\p{sc:Han}]+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" SHORT
-                              "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" SHORT
-                              "|\\p{N}{1,3}| ?[^" WS "\\p{L}\\p{N}]+[\\r\\n]*|[" WS "]*[\\r\\n]+|[" WS "]+(?![^" WS
-                              "])|[" WS "]+";
+#define UPPER   "(?:" NOT_HAN "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}])"
+#define LOWER   "(?:" NOT_HAN "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}])"
+#define SHORT   "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define WS      "\\t-\\r\\x{85}\\p{Z}"
+static const char pattern[] =
+    "[\\p{sc:Han}]+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" SHORT
+    "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" SHORT "|\\p{N}{1,3}| ?[^" WS
+    "\\p{L}\\p{N}]+[\\r\\n]*|[" WS "]*[\\r\\n]+|[" WS "]+(?![^" WS "])|[" WS "]+";
 
 static char data_dir[3000];
 static struct kd_tok *kimi;
@@ -126,19 +127,22 @@ static void knows_the_special_tokens(void **state)
 /* A code point from the blocks where the classes meet, with ASCII and odd characters in between. */
 static uint32_t draw(uint64_t r)
 {
-    static const uint32_t odd[] = {' ', ' ', '\n', '\r', '\t', '\'', 's', 'T', 0x17f, 'l', 'E', 'r', 0x212a, 0x1c5,
-                                   0x2b0, 0x301, 0x3007, 0x3005, 0x3001, 0x2e80, 0x2f00, 0x4e00, 0x9fff, 0x20000,
-                                   0x180e, 0x85, 0xa0, 0x3000, 0x200b, 0x1c, 0xfeff, 0x10ffff, 0x1f389, '_', '0',
-                                   0x660, 0xbd, 0x2167, 0x0, 0x7f};
-    static const uint32_t block[] = {0x20, 0xa0, 0x100, 0x370, 0x400, 0x590, 0x600, 0x900, 0xe00, 0x1100, 0x1e00,
-                                     0x2000, 0x2e00, 0x3000, 0x4e00, 0xac00, 0xfb00, 0x10400, 0x16a00, 0x1d400,
-                                     0x1f000, 0x2a700, 0xe0000};
+    static const uint32_t odd[] = {
+        ' ',    ' ',      '\n',    '\r',    '\t',   '\'',  's',    'T',    0x17f,  'l',
+        'E',    'r',      0x212a,  0x1c5,   0x2b0,  0x301, 0x3007, 0x3005, 0x3001, 0x2e80,
+        0x2f00, 0x4e00,   0x9fff,  0x20000, 0x180e, 0x85,  0xa0,   0x3000, 0x200b, 0x1c,
+        0xfeff, 0x10ffff, 0x1f389, '_',     '0',    0x660, 0xbd,   0x2167, 0x0,    0x7f};
+    static const uint32_t block[] = {0x20,    0xa0,    0x100,   0x370,   0x400,  0x590,
+                                     0x600,   0x900,   0xe00,   0x1100,  0x1e00, 0x2000,
+                                     0x2e00,  0x3000,  0x4e00,  0xac00,  0xfb00, 0x10400,
+                                     0x16a00, 0x1d400, 0x1f000, 0x2a700, 0xe0000};
     uint32_t pick = (uint32_t)(r & 0xff), v = (uint32_t)(r >> 32);
     if (pick < 100)
         return odd[v % (sizeof odd / sizeof *odd)];
     if (pick < 150)
         return 0x20 + v % 0x5f;
-    uint32_t c = pick < 240 ? block[(r >> 8) % (sizeof block / sizeof *block)] + v % 0x100 : v % 0x110000;
+    uint32_t c =
+        pick < 240 ? block[(r >> 8) % (sizeof block / sizeof *block)] + v % 0x100 : v % 0x110000;
     return c >= 0xd800 && c <= 0xdfff ? 'x' : c;
 }
 
@@ -167,7 +171,8 @@ static void splits_as_the_pattern_does(void **state)
     PCRE2_SIZE at;
     char text[64 * 4];
     assert_int_equal(kd_uclass_open(&u, &err), 0);
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
+    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+                                   PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     assert_non_null(re);
     (void)pcre2_jit_compile(re, PCRE2_JIT_COMPLETE);
     pcre2_match_data *md = pcre2_match_data_create_from_pattern(re, NULL);
@@ -177,13 +182,14 @@ static void splits_as_the_pattern_does(void **state)
         for (int64_t i = 0; i < chars; i++)
             bytes += put(text + bytes, draw(kd_rand_u64(2, round * 64 + (uint64_t)i)));
         for (at = 0; at < bytes;) {
-            int rc = pcre2_match(re, (PCRE2_SPTR)text, bytes, at, PCRE2_ANCHORED | PCRE2_NO_UTF_CHECK, md, NULL);
+            int rc = pcre2_match(re, (PCRE2_SPTR)text, bytes, at,
+                                 PCRE2_ANCHORED | PCRE2_NO_UTF_CHECK, md, NULL);
             assert_int_equal(rc, 1);
             size_t want = pcre2_get_ovector_pointer(md)[1] - at;
             size_t got = kd_split_piece(&u, (const unsigned char *)text + at, bytes - at);
             if (got != want)
-                fail_msg("round %llu at %zu of %zu: %zu bytes, PCRE2 has %zu", (unsigned long long)round, (size_t)at,
-                         bytes, got, want);
+                fail_msg("round %llu at %zu of %zu: %zu bytes, PCRE2 has %zu",
+                         (unsigned long long)round, (size_t)at, bytes, got, want);
             at += want;
         }
     }
@@ -200,7 +206,8 @@ static void keeps_any_bytes(void **state)
         size_t bytes = kd_rand_u64(3, round) % sizeof text;
         for (size_t i = 0; i < bytes; i++) {
             uint64_t r = kd_rand_u64(4, round * 512 + i);
-            text[i] = round % 2 ? (unsigned char)r : (unsigned char)"\xe4\xb8\xad\xff a\xc2\xf0\x9f"[r % 9];
+            text[i] = round % 2 ? (unsigned char)r
+                                : (unsigned char)"\xe4\xb8\xad\xff a\xc2\xf0\x9f"[r % 9];
         }
         assert_round_trip(kimi, (const char *)text, bytes);
     }
@@ -243,7 +250,8 @@ static void merges_by_the_definition(void **state)
     uint8_t s[256];
     int32_t got[256], want[256];
     kd_buf_init(&file, 1 << 24);
-    assert_int_equal(kd_file_read(&file, data_path("kimi-tokenizer/tiktoken.model"), 1 << 24, &err), 0);
+    assert_int_equal(kd_file_read(&file, data_path("kimi-tokenizer/tiktoken.model"), 1 << 24, &err),
+                     0);
     assert_int_equal(kd_bpe_open(&b, file.data, file.size_bytes, &err), 0);
     for (uint64_t round = 0; round < 20000; round++) {
         size_t bytes = 1 + kd_rand_u64(5, round) % 60;
@@ -274,7 +282,8 @@ static void cuts_where_the_reference_cuts(void **state)
         text[i] = ' ';
     chars = 0;
     assert_int_equal(kd_split_chunk((unsigned char *)text, sizeof text, &chars), 400000);
-    assert_int_equal(kd_split_chunk((unsigned char *)text + 400000, sizeof text - 400000, &chars), 400000);
+    assert_int_equal(kd_split_chunk((unsigned char *)text + 400000, sizeof text - 400000, &chars),
+                     400000);
     /* Characters are counted, not bytes, and a space run counts as a run too. */
     for (size_t i = 0; i < sizeof text - 1; i += 2)
         memcpy(text + i, "\xc3\xa9", 2);
@@ -319,22 +328,32 @@ static void refuses_broken_files(void **state)
     static char model[8192], bad[8192 + 64];
     size_t n = 0;
     for (unsigned c = 0; c < 256; c++)
-        n += (size_t)snprintf(model + n, sizeof model - n, "%c%c== %u\n", digits[c >> 2], digits[(c & 3) << 4], c);
+        n += (size_t)snprintf(model + n, sizeof model - n, "%c%c== %u\n", digits[c >> 2],
+                              digits[(c & 3) << 4], c);
     const char *good = "{\"added_tokens_decoder\":{\"256\":{\"content\":\"<|open|>\"}}}";
     open_with(model, n, good, NULL);
     open_with(model, n - 9, good, "255 tokens");
     open_with(model, n, "{}", "'added_tokens_decoder' is missing");
-    open_with(model, n, "{\"added_tokens_decoder\":{\"255\":{\"content\":\"x\"}}}", "'255' is not in 256 to 511");
-    open_with(model, n, "{\"added_tokens_decoder\":{\"512\":{\"content\":\"x\"}}}", "'512' is not in");
+    open_with(model, n, "{\"added_tokens_decoder\":{\"255\":{\"content\":\"x\"}}}",
+              "'255' is not in 256 to 511");
+    open_with(model, n, "{\"added_tokens_decoder\":{\"512\":{\"content\":\"x\"}}}",
+              "'512' is not in");
     open_with(model, n, "{\"added_tokens_decoder\":{\"300\":{}}}", "300 has no content");
     open_with(model, n, "{\"added_tokens_decoder\":{\"300\":{\"content\":\"\"}}}", "empty");
-    open_with(model, n, "{\"added_tokens_decoder\":{\"300\":{\"content\":\"x\"},\"301\":{\"content\":\"x\"}}}",
-              "two added tokens are 'x'");
-    static const char *const extra[][2] = {
-        {"QUI= 255\n", "twice"},           {"QUI= 257\n", "only 257 tokens"}, {"QQ== 256\n", "the same token"},
-        {"QUI= -1\n", "not a number"},     {"QUI=\n", "not 'token rank'"},    {"Q!I= 256\n", "not base64"},
-        {"QUJ= 256\n", "not base64"},      {"QUI 256\n", "not base64"},       {" 256\n", "empty"},
-        {"QUI= 99999999999\n", "not 'token rank'"}};
+    open_with(
+        model, n,
+        "{\"added_tokens_decoder\":{\"300\":{\"content\":\"x\"},\"301\":{\"content\":\"x\"}}}",
+        "two added tokens are 'x'");
+    static const char *const extra[][2] = {{"QUI= 255\n", "twice"},
+                                           {"QUI= 257\n", "only 257 tokens"},
+                                           {"QQ== 256\n", "the same token"},
+                                           {"QUI= -1\n", "not a number"},
+                                           {"QUI=\n", "not 'token rank'"},
+                                           {"Q!I= 256\n", "not base64"},
+                                           {"QUJ= 256\n", "not base64"},
+                                           {"QUI 256\n", "not base64"},
+                                           {" 256\n", "empty"},
+                                           {"QUI= 99999999999\n", "not 'token rank'"}};
     for (size_t i = 0; i < sizeof extra / sizeof *extra; i++) {
         memcpy(bad, model, n);
         size_t m = strlen(extra[i][0]);
@@ -357,7 +376,8 @@ static void survives_lack_of_memory(void **state)
         struct kd_tok *tok;
         struct kd_ids ids = {0};
         kd_mem_fail_nth(++nth);
-        done = !kd_tok_open(&tok, data_path("k3-nano"), &err) && !kd_tok_encode(tok, text, sizeof text, &ids, &err);
+        done = !kd_tok_open(&tok, data_path("k3-nano"), &err) &&
+               !kd_tok_encode(tok, text, sizeof text, &ids, &err);
         kd_mem_fail_nth(0);
         kd_ids_release(&ids);
         kd_tok_close(tok);
@@ -369,10 +389,13 @@ static void survives_lack_of_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gives_the_reference_ids),       cmocka_unit_test(knows_the_special_tokens),
-        cmocka_unit_test(splits_as_the_pattern_does),    cmocka_unit_test(keeps_any_bytes),
-        cmocka_unit_test(merges_by_the_definition),      cmocka_unit_test(cuts_where_the_reference_cuts),
-        cmocka_unit_test(refuses_broken_files),          cmocka_unit_test(survives_lack_of_memory)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gives_the_reference_ids),
+                                       cmocka_unit_test(knows_the_special_tokens),
+                                       cmocka_unit_test(splits_as_the_pattern_does),
+                                       cmocka_unit_test(keeps_any_bytes),
+                                       cmocka_unit_test(merges_by_the_definition),
+                                       cmocka_unit_test(cuts_where_the_reference_cuts),
+                                       cmocka_unit_test(refuses_broken_files),
+                                       cmocka_unit_test(survives_lack_of_memory)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
