@@ -90,8 +90,6 @@ static int run_battery(struct kd_check *c, const struct kd_run *run, const char 
     struct kd_battery_file file;
     if (!o.battery)
         return 0;
-    if (!src)
-        return kd_fail(err, KD_EUSAGE, "--battery puts its requests to both models: SRC is needed");
     if (kd_battery_load(&file, o.battery, o.battery_rows, err))
         return -1;
     int rc = kd_battery_run(&c->battery, run, src, dst, &file, &kd_cmd_stop, err);
@@ -139,6 +137,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     memset(&c, 0, sizeof c);
     if (!src && !o.ref)
         return kd_fail(err, KD_EUSAGE, "two models are needed, SRC and DST, or --ref FILE and DST");
+    if (!src && o.battery)
+        return kd_fail(err, KD_EUSAGE, "--battery puts its requests to both models: SRC is needed");
     if (o.require && kd_verdict_parse(&v, o.require, err))
         return -1;
     if (kd_cmd_run_open(&with, &kern, o.threads, err))
