@@ -31,6 +31,11 @@ function(kd_test name file label timeout env)
                        ENVIRONMENT "${KD_TEST_ENV};${env}")
 endfunction()
 
+# Tests hold floats against doubles, and take fixtures in the order of their initialisers.
+add_library(kd_test_flags INTERFACE)
+target_compile_options(kd_test_flags INTERFACE -Wno-double-promotion
+                       $<$<C_COMPILER_ID:Clang>:-Wno-unsequenced>)
+
 if(CMOCKA_FOUND)
   file(GLOB unit CONFIGURE_DEPENDS tests/unit/*.c)
   foreach(f ${unit})
@@ -38,10 +43,7 @@ if(CMOCKA_FOUND)
     string(REGEX REPLACE "_.*" "" folder ${name})
     add_executable(test_${name} ${f})
     target_include_directories(test_${name} PRIVATE tests)
-    target_link_libraries(test_${name} PRIVATE kd_${folder} PkgConfig::CMOCKA)
-    # Tests hold floats against doubles, and take fixtures in the order of their initialisers.
-    target_compile_options(test_${name} PRIVATE -Wno-double-promotion
-                           $<$<C_COMPILER_ID:Clang>:-Wno-unsequenced>)
+    target_link_libraries(test_${name} PRIVATE kd_${folder} PkgConfig::CMOCKA kd_test_flags)
     if(folder STREQUAL kern)
       foreach(isa ref avx2 avx512 neon)
         add_test(NAME unit/${name}/${isa} COMMAND test_${name})
