@@ -19,19 +19,30 @@ static struct {
 } o = {.count = 128, .top_p = 1.0};
 
 static const struct kd_opt opts[] = {
-    {"prompt", 'p', KD_OPT_STR, &o.prompt, "TEXT", "text to go on from, as it is, without any template"},
+    {"prompt", 'p', KD_OPT_STR, &o.prompt, "TEXT",
+     "text to go on from, as it is, without any template"},
     {"ids", 'i', KD_OPT_STR, &o.ids, "1,2,3", "token ids instead of a text"},
-    {"tokens", 'n', KD_OPT_INT, &o.count, "N", "tokens to make at most (128)", .min = 1, .max = 1 << 20},
-    {"temp", 0, KD_OPT_NUM, &o.temp, "T", "temperature; 0 always takes the likeliest token (0)", .num_min = 0, .num_max = 100},
-    {"top-p", 0, KD_OPT_NUM, &o.top_p, "P", "keep the likeliest tokens that make up P (1)", .num_min = 0, .num_max = 1},
-    {"top-k", 0, KD_OPT_INT, &o.top_k, "K", "keep the K likeliest tokens; 0 keeps all (0)", .min = 0, .max = 1 << 20},
-    {"min-p", 0, KD_OPT_NUM, &o.min_p, "P", "drop tokens under P times the likeliest (0)", .num_min = 0, .num_max = 1},
-    {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the draws; same seed, same answer (0)", .min = 0, .max = INT64_MAX},
-    {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N", "experts a token goes through (the model's)", .min = 1, .max = 1 << 16},
-    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (1e-6)", .num_min = 1e-12, .num_max = 1e-2},
-    {"trace", 0, KD_OPT_STR, &o.trace, "FILE", "write the routing: pairs of 32-bit layer and expert, as they were chosen"},
+    {"tokens", 'n', KD_OPT_INT, &o.count, "N", "tokens to make at most (128)", .min = 1,
+     .max = 1 << 20},
+    {"temp", 0, KD_OPT_NUM, &o.temp, "T", "temperature; 0 always takes the likeliest token (0)",
+     .num_min = 0, .num_max = 100},
+    {"top-p", 0, KD_OPT_NUM, &o.top_p, "P", "keep the likeliest tokens that make up P (1)",
+     .num_min = 0, .num_max = 1},
+    {"top-k", 0, KD_OPT_INT, &o.top_k, "K", "keep the K likeliest tokens; 0 keeps all (0)",
+     .min = 0, .max = 1 << 20},
+    {"min-p", 0, KD_OPT_NUM, &o.min_p, "P", "drop tokens under P times the likeliest (0)",
+     .num_min = 0, .num_max = 1},
+    {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the draws; same seed, same answer (0)", .min = 0,
+     .max = INT64_MAX},
+    {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N",
+     "experts a token goes through (the model's)", .min = 1, .max = 1 << 16},
+    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (1e-6)",
+     .num_min = 1e-12, .num_max = 1e-2},
+    {"trace", 0, KD_OPT_STR, &o.trace, "FILE",
+     "write the routing: pairs of 32-bit layer and expert, as they were chosen"},
     {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
-    {"json", 0, KD_OPT_FLAG, &o.json, NULL, "ids, text and tokens per second as JSON instead of the text"},
+    {"json", 0, KD_OPT_FLAG, &o.json, NULL,
+     "ids, text and tokens per second as JSON instead of the text"},
     {0}};
 
 struct job {
@@ -93,12 +104,14 @@ static int read_prompt(struct job *j, struct kd_err *err)
     if (!j->prompt.count)
         return kd_fail(err, KD_EUSAGE, "the prompt is empty");
     if (j->prompt.count > c->context || o.count > c->context - j->prompt.count)
-        return kd_fail(err, KD_EUSAGE, "%lld tokens of prompt and %lld more: the model's context is %lld",
+        return kd_fail(err, KD_EUSAGE,
+                       "%lld tokens of prompt and %lld more: the model's context is %lld",
                        (long long)j->prompt.count, (long long)o.count, (long long)c->context);
     return 0;
 }
 
-static void routed(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids, const float *w)
+static void routed(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids,
+                   const float *w)
 {
     struct job *j = ctx;
     int64_t used = o.experts_used ? o.experts_used : kd_k3_config(j->model)->topk;
@@ -112,10 +125,12 @@ static void routed(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int
 }
 
 /* Feeds tokens and leaves the last one's logits. */
-static int feed(struct job *j, const int32_t *ids, int64_t count, double *seconds, struct kd_err *err)
+static int feed(struct job *j, const int32_t *ids, int64_t count, double *seconds,
+                struct kd_err *err)
 {
     struct kd_k3_feed f = {j->seq, ids, count, 1};
-    struct kd_k3_options opt = {.experts_used = o.experts_used, .trace = o.trace ? routed : NULL, .trace_ctx = j};
+    struct kd_k3_options opt = {
+        .experts_used = o.experts_used, .trace = o.trace ? routed : NULL, .trace_ctx = j};
     double start = kd_clock_s();
     if (kd_k3_forward(j->model, &f, 1, &opt, j->logits, err))
         return -1;
@@ -150,7 +165,10 @@ static int show(struct job *j, int32_t id, struct kd_err *err)
 static int generate(struct job *j, struct kd_err *err)
 {
     const struct kd_k3_cfg *c = kd_k3_config(j->model);
-    const struct kd_sampling s = {.temperature = o.temp, .top_p = o.top_p, .top_k = o.top_k, .min_p = o.min_p,
+    const struct kd_sampling s = {.temperature = o.temp,
+                                  .top_p = o.top_p,
+                                  .top_k = o.top_k,
+                                  .min_p = o.min_p,
                                   .seed = (uint64_t)o.seed};
     if (feed(j, j->prompt.id, j->prompt.count, &j->prefill_s, err))
         return -1;
@@ -265,8 +283,9 @@ const struct kd_cmd kd_cmd_generate = {
     .args_min = 1,
     .args_max = 1,
     .run = run,
-    .details = "The model's own stop token ends the text and is not shown. Draws depend on the seed, the "
-               "position and the logits alone.\n\n"
-               "JSON: ids (generated, without the stop token), text (null without a tokenizer), "
-               "prompt_tokens, finish (stop or length), tokens_per_second (prefill, decode), kernels, "
-               "threads."};
+    .details =
+        "The model's own stop token ends the text and is not shown. Draws depend on the seed, the "
+        "position and the logits alone.\n\n"
+        "JSON: ids (generated, without the stop token), text (null without a tokenizer), "
+        "prompt_tokens, finish (stop or length), tokens_per_second (prefill, decode), kernels, "
+        "threads."};

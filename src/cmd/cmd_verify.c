@@ -19,39 +19,44 @@ static struct {
 } o;
 
 static const struct kd_opt opts[] = {
-    {"layers", 'l', KD_OPT_INT, &o.layers, "N", "check the first N layers (all)", .min = 1, .max = KD_K3_LAYERS_MAX},
-    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (what the reference was made with)", .num_min = 1e-12, .num_max = 1e-2},
+    {"layers", 'l', KD_OPT_INT, &o.layers, "N", "check the first N layers (all)", .min = 1,
+     .max = KD_K3_LAYERS_MAX},
+    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X",
+     "epsilon of the q_a and kv_a norms (what the reference was made with)", .num_min = 1e-12,
+     .num_max = 1e-2},
     {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
     {"json", 0, KD_OPT_FLAG, &o.json, NULL, "the result as JSON"},
     {0}};
 
-/* The released model's values (k3-model 3.11): greatest |p| after each layer over the tokens 3 4 5 6 7,
- * and logits at the last of them, all at a latent epsilon of 1e-5. */
+/* The released model's values (k3-model 3.11): greatest |p| after each layer over the tokens 3 4 5
+ * 6 7, and logits at the last of them, all at a latent epsilon of 1e-5. */
 enum { PUBLISHED_LAYERS = 93, PUBLISHED_TOKENS = 5 };
 static const int32_t published_ids[PUBLISHED_TOKENS] = {3, 4, 5, 6, 7};
 static const double published_max[PUBLISHED_LAYERS] = {
-    .145457,   .187096,   2.080418,  .503955,   .661286,   .812879,   8.043560,  3.890542,  4.260307,
-    7.116578,  27.333942, 25.269014, 2.188684,  1.860930,  3.323375,  3.329176,  3.369560,  3.566468,
-    9.423682,  9.138697,  8.700302,  20.911718, 33.189644, 21.762516, .128100,   .139088,   1.253929,
-    1.087816,  1.129400,  1.296692,  3.222280,  3.239367,  3.274488,  3.418396,  5.054258,  14.519582,
-    .269027,   .537641,   2.840771,  2.838250,  2.902090,  2.970377,  3.544798,  3.718682,  5.932635,
-    8.277781,  30.722158, 76.281532, .248469,   .349269,   5.185338,  1.083864,  1.581633,  4.665548,
-    17.335722, 8.986588,  23.102322, 32.244404, 68.347992, 136.707169, 1.779803, 2.569898,  9.498684,
-    5.315511,  5.118953,  5.529315,  14.100409, 10.744359, 9.529266,  9.437151,  18.008358, 23.164268,
-    .767903,   2.532459,  8.193798,  4.264643,  5.268568,  5.483759,  13.425593, 8.486910,  9.855852,
-    10.429826, 10.775433, 9.943328,  3.216658,  4.696488,  6.770693,  6.396170,  10.625910, 17.881281,
-    17.442339, 19.182142, 31.064180};
+    .145457,   .187096,   2.080418,  .503955,    .661286,  .812879,   8.043560,  3.890542,
+    4.260307,  7.116578,  27.333942, 25.269014,  2.188684, 1.860930,  3.323375,  3.329176,
+    3.369560,  3.566468,  9.423682,  9.138697,   8.700302, 20.911718, 33.189644, 21.762516,
+    .128100,   .139088,   1.253929,  1.087816,   1.129400, 1.296692,  3.222280,  3.239367,
+    3.274488,  3.418396,  5.054258,  14.519582,  .269027,  .537641,   2.840771,  2.838250,
+    2.902090,  2.970377,  3.544798,  3.718682,   5.932635, 8.277781,  30.722158, 76.281532,
+    .248469,   .349269,   5.185338,  1.083864,   1.581633, 4.665548,  17.335722, 8.986588,
+    23.102322, 32.244404, 68.347992, 136.707169, 1.779803, 2.569898,  9.498684,  5.315511,
+    5.118953,  5.529315,  14.100409, 10.744359,  9.529266, 9.437151,  18.008358, 23.164268,
+    .767903,   2.532459,  8.193798,  4.264643,   5.268568, 5.483759,  13.425593, 8.486910,
+    9.855852,  10.429826, 10.775433, 9.943328,   3.216658, 4.696488,  6.770693,  6.396170,
+    10.625910, 17.881281, 17.442339, 19.182142,  31.064180};
 static const struct {
     int32_t id;
     double logit;
-} published_logits[] = {
-    {2494, 15.021948}, {220, 12.808809}, {15, 12.729645}, {382, 12.638526}, {16, 12.299946},
-    {19081, 12.099145}, {397, 12.066601}, {17, 12.004007}, {87, 11.973339}, {701, 11.825319},
-    {1282, 11.765984}, {18, 11.694201}, {0, 9.164494}, {1, 3.085321}, {2, 8.215851}, {3, 5.879941},
-    {4, 6.251887}, {5, 5.526429}, {6, 4.302686}, {7, 1.056336}, {8, 4.16357}, {9, 1.459655}};
+} published_logits[] = {{2494, 15.021948}, {220, 12.808809},   {15, 12.729645},   {382, 12.638526},
+                        {16, 12.299946},   {19081, 12.099145}, {397, 12.066601},  {17, 12.004007},
+                        {87, 11.973339},   {701, 11.825319},   {1282, 11.765984}, {18, 11.694201},
+                        {0, 9.164494},     {1, 3.085321},      {2, 8.215851},     {3, 5.879941},
+                        {4, 6.251887},     {5, 5.526429},      {6, 4.302686},     {7, 1.056336},
+                        {8, 4.16357},      {9, 1.459655}};
 
-/* fp32 forwards of the released model agree to 1.2e-5; the values have six decimals. Golden streams:
- * k3-model, Decision 2. */
+/* fp32 forwards of the released model agree to 1.2e-5; the values have six decimals. Golden
+ * streams: k3-model, Decision 2. */
 static const double published_rel = 1e-4, published_abs = 2e-6, logit_abs = 1e-3, golden_rel = 1e-5;
 
 /* One prompt on its way through the layers. */
@@ -92,10 +97,10 @@ static bool released_shape(const struct kd_k3_cfg *c)
     int64_t mla = 0;
     for (int64_t l = 0; l < c->layers && l < KD_K3_LAYERS_MAX; l++)
         mla += c->mla[l];
-    return c->hidden == 7168 && c->layers == PUBLISHED_LAYERS && c->vocab == 163840 && c->heads == 96 &&
-           c->kda_heads == 96 && c->kda_dim == 128 && c->kv_lora == 512 && c->q_lora == 1536 &&
-           c->experts == 896 && c->topk == 16 && c->latent == 3584 && c->moe_inter == 3072 &&
-           c->block == 12 && mla == 24;
+    return c->hidden == 7168 && c->layers == PUBLISHED_LAYERS && c->vocab == 163840 &&
+           c->heads == 96 && c->kda_heads == 96 && c->kda_dim == 128 && c->kv_lora == 512 &&
+           c->q_lora == 1536 && c->experts == 896 && c->topk == 16 && c->latent == 3584 &&
+           c->moe_inter == 3072 && c->block == 12 && mla == 24;
 }
 
 /* Which layers lack a shard. */
@@ -110,15 +115,17 @@ static int find_missing(struct job *j, struct kd_err *err)
         j->missing[l] = -1;
     for (int64_t i = 0; i < kd_ckpt_count(j->ck); i++) {
         const struct kd_tensor *t = kd_ckpt_at(j->ck, i);
-        if (!kd_k3_name_parse(&map, t->name, &n) || n.kind == KD_K3_VISION || n.kind == KD_K3_PROJECTOR ||
-            n.layer >= j->cfg.layers || kd_ckpt_shard_present(j->ck, t->shard))
+        if (!kd_k3_name_parse(&map, t->name, &n) || n.kind == KD_K3_VISION ||
+            n.kind == KD_K3_PROJECTOR || n.layer >= j->cfg.layers ||
+            kd_ckpt_shard_present(j->ck, t->shard))
             continue;
         j->missing[n.layer < 0 ? j->cfg.layers : n.layer] = t->shard;
     }
     return 0;
 }
 
-static const struct kd_tensor *golden_at(const struct job *j, int64_t prompt, const char *what, int64_t layer)
+static const struct kd_tensor *golden_at(const struct job *j, int64_t prompt, const char *what,
+                                         int64_t layer)
 {
     char name[64];
     if (layer < 0)
@@ -133,8 +140,10 @@ static int need_golden(const struct job *j, int64_t prompt, const char *what, in
                        struct kd_err *err)
 {
     *t = golden_at(j, prompt, what, layer);
-    if (!*t || (*t)->dtype != dtype || (*t)->rank != 2 || (*t)->shape[0] != rows || (*t)->shape[1] != cols)
-        return kd_fail(err, KD_ECORRUPT, "golden.safetensors: %lld.%s of layer %lld is not there as [%lld, %lld]",
+    if (!*t || (*t)->dtype != dtype || (*t)->rank != 2 || (*t)->shape[0] != rows ||
+        (*t)->shape[1] != cols)
+        return kd_fail(err, KD_ECORRUPT,
+                       "golden.safetensors: %lld.%s of layer %lld is not there as [%lld, %lld]",
                        (long long)prompt, what, (long long)layer, (long long)rows, (long long)cols);
     return 0;
 }
@@ -158,7 +167,8 @@ static int open_prompts(struct job *j, struct kd_err *err)
         if (j->golden) {
             const struct kd_tensor *t = golden_at(j, i, "ids", -1);
             if (t->dtype != KD_DT_I32 || t->rank != 1 || t->shape[0] < 1 || t->shape[0] > 1 << 16)
-                return kd_fail(err, KD_ECORRUPT, "golden.safetensors: %s is not a list of ids", t->name);
+                return kd_fail(err, KD_ECORRUPT, "golden.safetensors: %s is not a list of ids",
+                               t->name);
             p->ids = (const int32_t *)(const void *)t->data;
             p->T = t->shape[0];
         }
@@ -196,8 +206,8 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int compare_golden(struct job *j, struct prompt *p, int64_t layer, bool moe, struct line *out,
-                          struct kd_err *err)
+static int compare_golden(struct job *j, struct prompt *p, int64_t layer, bool moe,
+                          struct line *out, struct kd_err *err)
 {
     const struct kd_tensor *t;
     int64_t n = p->T * j->cfg.hidden, k = j->cfg.topk;
@@ -223,7 +233,9 @@ static int run_layer(struct job *j, int64_t layer, struct kd_err *err)
 {
     struct kd_k3_layer L;
     struct line *out = &j->line[layer];
-    *out = (struct line){.layer = layer, .want = j->golden ? golden_rel : published_max[layer], .ok = true,
+    *out = (struct line){.layer = layer,
+                         .want = j->golden ? golden_rel : published_max[layer],
+                         .ok = true,
                          .routing_ok = true};
     if (kd_k3_layer_load(&L, &j->cfg, j->ck, layer, NULL, err))
         return -1;
@@ -275,8 +287,8 @@ static int run_layers(struct job *j, struct kd_err *err)
         if (kd_cmd_stop)
             return kd_fail(err, KD_ECANCEL, "stopped after %lld layers", (long long)l);
         if (j->missing[l] >= 0) {
-            snprintf(j->stop, sizeof j->stop, "layer %lld needs %s, which is not there", (long long)l,
-                     kd_ckpt_shard_name(j->ck, j->missing[l]));
+            snprintf(j->stop, sizeof j->stop, "layer %lld needs %s, which is not there",
+                     (long long)l, kd_ckpt_shard_name(j->ck, j->missing[l]));
             break;
         }
         if (run_layer(j, l, err))
@@ -305,9 +317,10 @@ static int check_logits(struct job *j, struct kd_err *err)
             return -1;
         float *logits = h + p->T * hid;
         const struct kd_tensor *t = NULL;
-        int rc = kd_k3_final(&j->run, &j->cfg, &j->ends, &p->s, h, err) ||
-                 kd_mat_mul(&j->run, &j->ends.head, h + first * hid, hid, rows, logits, vocab, err) ||
-                 (j->golden && need_golden(j, i, "logits", -1, KD_DT_F32, p->T, vocab, &t, err));
+        int rc =
+            kd_k3_final(&j->run, &j->cfg, &j->ends, &p->s, h, err) ||
+            kd_mat_mul(&j->run, &j->ends.head, h + first * hid, hid, rows, logits, vocab, err) ||
+            (j->golden && need_golden(j, i, "logits", -1, KD_DT_F32, p->T, vocab, &t, err));
         double off = 0;
         if (!rc && t) {
             const float *want = (const float *)(const void *)t->data;
@@ -376,17 +389,19 @@ static void print_json(const struct job *j, struct kd_buf *b)
 static void print_text(const struct job *j, struct kd_buf *b)
 {
     if (j->golden)
-        kd_buf_printf(b, "against golden.safetensors beside the model (%lld prompts), latent epsilon %g\n",
-                      (long long)j->prompt_count, (double)j->cfg.eps_latent);
+        kd_buf_printf(
+            b, "against golden.safetensors beside the model (%lld prompts), latent epsilon %g\n",
+            (long long)j->prompt_count, (double)j->cfg.eps_latent);
     else
-        kd_buf_printf(b, "against the published values of Kimi K3 (ids 3 4 5 6 7), latent epsilon %g\n",
-                      (double)j->cfg.eps_latent);
+        kd_buf_printf(
+            b, "against the published values of Kimi K3 (ids 3 4 5 6 7), latent epsilon %g\n",
+            (double)j->cfg.eps_latent);
     for (int64_t l = 0; l < j->done; l++) {
         const struct line *x = &j->line[l];
         kd_buf_printf(b, "layer %3lld %s ", (long long)l, j->cfg.mla[l] ? "MLA" : "KDA");
         if (j->golden)
-            kd_buf_printf(b, "stream %.2e of its largest value apart (bound %.0e)%s", x->got, x->want,
-                          x->routing_ok ? "" : ", other experts chosen");
+            kd_buf_printf(b, "stream %.2e of its largest value apart (bound %.0e)%s", x->got,
+                          x->want, x->routing_ok ? "" : ", other experts chosen");
         else
             kd_buf_printf(b, "max |p| %11.6f  published %11.6f", x->got, x->want);
         kd_buf_str(b, line_good(x) ? "  ok\n" : "  DIFFERS\n");
@@ -394,9 +409,11 @@ static void print_text(const struct job *j, struct kd_buf *b)
     if (j->logits_done)
         kd_buf_printf(b, "logits %.2e apart  %s\n", j->logits_off, j->logits_ok ? "ok" : "DIFFER");
     if (j->stop[0])
-        kd_buf_printf(b, "%lld of %lld layers checked; %s\n", (long long)j->done, (long long)j->cfg.layers, j->stop);
+        kd_buf_printf(b, "%lld of %lld layers checked; %s\n", (long long)j->done,
+                      (long long)j->cfg.layers, j->stop);
     else
-        kd_buf_printf(b, "%lld of %lld layers checked\n", (long long)j->done, (long long)j->cfg.layers);
+        kd_buf_printf(b, "%lld of %lld layers checked\n", (long long)j->done,
+                      (long long)j->cfg.layers);
 }
 
 static int report(const struct job *j, struct kd_err *err)
@@ -414,7 +431,8 @@ static int report(const struct job *j, struct kd_err *err)
     if (rc)
         return -1;
     if (j->done && !line_good(&j->line[j->done - 1]))
-        return kd_fail(err, KD_EGATE, "layer %lld is the first that differs", (long long)(j->done - 1));
+        return kd_fail(err, KD_EGATE, "layer %lld is the first that differs",
+                       (long long)(j->done - 1));
     if (j->logits_done && !j->logits_ok)
         return kd_fail(err, KD_EGATE, "the layers agree, the logits differ");
     if (!j->done)
@@ -431,7 +449,8 @@ static int open_reference(struct job *j, const char *dir, struct kd_err *err)
             return -1;
         if (!kd_file_exists(path))
             return kd_fail(err, KD_ENOTSUP,
-                           "the published values are those of the released model, which this config is not, and "
+                           "the published values are those of the released model, which this "
+                           "config is not, and "
                            "no golden.safetensors lies beside it");
         if (kd_ckpt_open(&j->golden, path, false, err))
             return -1;
@@ -455,7 +474,8 @@ static int work(struct job *j, const char *dir, struct kd_err *err)
         return kd_fail(err, KD_EIO, "nothing can be checked without the embedding: %s is not there",
                        kd_ckpt_shard_name(j->ck, j->missing[j->cfg.layers]));
     if (open_reference(j, dir, err) || kd_k3_ends_load(&j->ends, &j->cfg, j->ck, err) ||
-        kd_k3_store_open(&j->store, &j->cfg, j->ck, NULL, err) || open_prompts(j, err) || run_layers(j, err))
+        kd_k3_store_open(&j->store, &j->cfg, j->ck, NULL, err) || open_prompts(j, err) ||
+        run_layers(j, err))
         return -1;
     if (j->done == j->cfg.layers && line_good(&j->line[j->done - 1]) && check_logits(j, err))
         return -1;
@@ -497,9 +517,14 @@ const struct kd_cmd kd_cmd_verify = {
     .args_min = 1,
     .args_max = 1,
     .run = run,
-    .details = "The released Kimi K3 is held against its published values, with as many of its files as are there "
-               "(the one with the embedding is needed, then layer 0's, and so on); another model against the "
-               "golden.safetensors beside it. Layers run one after the other; the first that differs is named and ends "
-               "the run (exit code 3), as does a missing file (exit code 0 when all layers before it agree).\n\n"
-               "JSON: reference, latent_eps, layers_checked, layers, values (layer, max and published or distance, "
+    .details = "The released Kimi K3 is held against its published values, with as many of its "
+               "files as are there "
+               "(the one with the embedding is needed, then layer 0's, and so on); another model "
+               "against the "
+               "golden.safetensors beside it. Layers run one after the other; the first that "
+               "differs is named and ends "
+               "the run (exit code 3), as does a missing file (exit code 0 when all layers before "
+               "it agree).\n\n"
+               "JSON: reference, latent_eps, layers_checked, layers, values (layer, max and "
+               "published or distance, "
                "bound and routing, ok), first_difference, logits (distance, ok), stopped."};

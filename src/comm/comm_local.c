@@ -1,5 +1,5 @@
-/* Ranks as threads of one process: buffers meet at a barrier, and each rank sums a piece of them for
- * all, in ascending rank, so everyone ends with the same bits. */
+/* Ranks as threads of one process: buffers meet at a barrier, and each rank sums a piece of them
+ * for all, in ascending rank, so everyone ends with the same bits. */
 #include "base/mem.h"
 #include "comm/comm.h"
 
@@ -35,15 +35,16 @@ static int meet(struct kd_comm *c, struct kd_err *err)
         pthread_cond_broadcast(&g->all_here);
     }
     while (round == g->round && !g->broken)
-        if (pthread_cond_timedwait(&g->all_here, &g->lock, &until) == ETIMEDOUT && round == g->round) {
+        if (pthread_cond_timedwait(&g->all_here, &g->lock, &until) == ETIMEDOUT &&
+            round == g->round) {
             g->broken = true;
             pthread_cond_broadcast(&g->all_here);
         }
     bool broken = g->broken;
     pthread_mutex_unlock(&g->lock);
     if (broken)
-        return kd_fail(err, KD_ETIMEOUT, "rank %d of %d: the others did not come within %d s", c->rank,
-                       c->ranks, WAIT_S);
+        return kd_fail(err, KD_ETIMEOUT, "rank %d of %d: the others did not come within %d s",
+                       c->rank, c->ranks, WAIT_S);
     return 0;
 }
 
@@ -87,8 +88,8 @@ int kd_comm_local_open(struct kd_comm *comms, int ranks, struct kd_err *err)
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->all_here, NULL);
     for (int i = 0; i < ranks; i++)
-        comms[i] = (struct kd_comm){.rank = i, .ranks = ranks, .all_reduce = all_reduce, .barrier = meet,
-                                    .ctx = g};
+        comms[i] = (struct kd_comm){
+            .rank = i, .ranks = ranks, .all_reduce = all_reduce, .barrier = meet, .ctx = g};
     return 0;
 }
 

@@ -1,12 +1,12 @@
-/* Kimi K3's text forward pass, in stages, for whoever runs a whole model (generate, chat, serve) and
- * for whoever takes it apart layer by layer (convert, check). Formulas: k3-model specification,
+/* Kimi K3's text forward pass, in stages, for whoever runs a whole model (generate, chat, serve)
+ * and for whoever takes it apart layer by layer (convert, check). Formulas: k3-model specification,
  * section 3, mode F (everything in fp32).
  *
- * A *batch* is T token rows cut into segments; a segment is consecutive tokens of one sequence, with
- * that sequence's state for the layer at hand. Rows are independent except through their segment's
- * state. All arrays are row-major, one row a token. Every stage gives the same bits for any thread
- * count and instruction set. Prefill (segments of more than one token) uses the chunked KDA form at
- * absolute multiples of 64 tokens; single tokens use the recurrence.
+ * A *batch* is T token rows cut into segments; a segment is consecutive tokens of one sequence,
+ * with that sequence's state for the layer at hand. Rows are independent except through their
+ * segment's state. All arrays are row-major, one row a token. Every stage gives the same bits for
+ * any thread count and instruction set. Prefill (segments of more than one token) uses the chunked
+ * KDA form at absolute multiples of 64 tokens; single tokens use the recurrence.
  *
  *     kd_k3_layer_load(&L, &cfg, ck, l, &part, err);
  *     kd_k3_layer_forward(&run, &cfg, &L, store, &stream, segs, nseg, &probe, err);
@@ -22,8 +22,8 @@
 #include "model/k3_cfg.h"
 #include "model/store.h"
 
-/* This rank's share of a tensor-parallel group; NULL or {0, 1} is all of it. Heads, shared, dense and
- * expert widths are cut on 128-blocks. */
+/* This rank's share of a tensor-parallel group; NULL or {0, 1} is all of it. Heads, shared, dense
+ * and expert widths are cut on 128-blocks. */
 struct kd_k3_part {
     int rank, ranks;
 };
@@ -33,15 +33,15 @@ struct kd_k3_part {
 struct kd_k3_layer {
     int64_t index;
     bool mla, moe;
-    int64_t heads; /* of this part */
-    float *input_norm, *post_norm;       /* [hidden] */
-    float *attn_res, *mlp_res;           /* norm .* proj folded, [hidden] */
+    int64_t heads;                 /* of this part */
+    float *input_norm, *post_norm; /* [hidden] */
+    float *attn_res, *mlp_res;     /* norm .* proj folded, [hidden] */
     /* KDA */
     struct kd_mat q, k, v, f_a, f_b, b;
-    float *q_conv, *k_conv, *v_conv;     /* [channels][conv] */
-    float *a_log;                        /* [heads] */
-    float *dt_bias;                      /* [heads*dim] */
-    float *o_norm;                       /* [dim] */
+    float *q_conv, *k_conv, *v_conv; /* [channels][conv] */
+    float *a_log;                    /* [heads] */
+    float *dt_bias;                  /* [heads*dim] */
+    float *o_norm;                   /* [dim] */
     /* MLA */
     struct kd_mat q_a, q_b, kv_a, kv_b;
     float *q_a_norm, *kv_a_norm;
@@ -51,16 +51,16 @@ struct kd_k3_layer {
     struct kd_mat gate, up, down;
     /* MoE */
     struct kd_mat router;
-    float *router_bias;                  /* [experts] */
+    float *router_bias; /* [experts] */
     struct kd_mat routed_down, routed_up;
-    float *routed_norm;                  /* [latent] */
-    void *owned; /* block behind the vectors */
+    float *routed_norm; /* [latent] */
+    void *owned;        /* block behind the vectors */
 };
 
 /* Tensor names: "language_model.model.layers.3.self_attn.q_proj" style, found with or without the
  * prefix. `suffix` such as "self_attn.q_proj.weight". */
-int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix, const struct kd_tensor **t,
-                 struct kd_err *err) KD_MUST;
+int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix,
+                 const struct kd_tensor **t, struct kd_err *err) KD_MUST;
 /* A matrix by key without ".weight" (EXL3, MXFP4, BF16, F32: whatever is stored). layer -1 for
  * globals: "lm_head", "model.embed_tokens". */
 int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows, int64_t cols,
@@ -77,16 +77,17 @@ void kd_k3_store_close(struct kd_store *s);
 
 /* State of one sequence in one layer. */
 struct kd_k3_state {
-    int64_t pos;    /* tokens seen */
-    float *S;       /* KDA: [heads][dim][dim], row = key channel */
-    float *conv;    /* KDA: q, k, v: [3][conv-1][channels], oldest first */
-    float *cache;   /* MLA: [pos][kv_lora + rope]: latent after the norm, then pe */
+    int64_t pos;        /* tokens seen */
+    float *S;           /* KDA: [heads][dim][dim], row = key channel */
+    float *conv;        /* KDA: q, k, v: [3][conv-1][channels], oldest first */
+    float *cache;       /* MLA: [pos][kv_lora + rope]: latent after the norm, then pe */
     int64_t cache_rows; /* allocated */
 };
-int kd_k3_state_init(struct kd_k3_state *s, const struct kd_k3_cfg *cfg, const struct kd_k3_layer *L,
-                     struct kd_err *err) KD_MUST;
+int kd_k3_state_init(struct kd_k3_state *s, const struct kd_k3_cfg *cfg,
+                     const struct kd_k3_layer *L, struct kd_err *err) KD_MUST;
 void kd_k3_state_release(struct kd_k3_state *s);
-int64_t kd_k3_state_bytes(const struct kd_k3_cfg *cfg, int64_t context); /* a whole sequence, all layers */
+int64_t kd_k3_state_bytes(const struct kd_k3_cfg *cfg,
+                          int64_t context); /* a whole sequence, all layers */
 
 struct kd_k3_seg {
     int64_t first, count; /* rows of the batch */
@@ -100,15 +101,18 @@ struct kd_k3_stream {
     bool started;      /* false right after a bank push: the next attention output replaces p */
     float *p;          /* [T][hidden] */
     float *bank;       /* [banks_max][T][hidden] */
-    int64_t bank_rows; /* rows between banks in `bank` (>= T), so a stream can be a window of a larger one */
+    int64_t bank_rows; /* rows between banks in `bank` (>= T), so a stream can be a window of a
+                          larger one */
 };
 
 /* Stages of one layer, in order. x, y, ... are caller's arrays. */
 int kd_k3_attn_in(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                  const struct kd_k3_stream *s, float *x /* [T][hidden] */, struct kd_err *err) KD_MUST;
+                  const struct kd_k3_stream *s, float *x /* [T][hidden] */,
+                  struct kd_err *err) KD_MUST;
 /* MLA only: the normed query latent, input of q_b. */
 int kd_k3_q_latent(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                   const float *x, int64_t T, float *cq /* [T][q_lora] */, struct kd_err *err) KD_MUST;
+                   const float *x, int64_t T, float *cq /* [T][q_lora] */,
+                   struct kd_err *err) KD_MUST;
 /* Everything up to the input of o_proj. Updates the segments' states. */
 int kd_k3_attn_core(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
                     const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count,
@@ -118,37 +122,40 @@ void kd_k3_add_attn(const struct kd_run *r, const struct kd_k3_cfg *c, const str
                     struct kd_k3_stream *s, const float *a);
 int kd_k3_ffn_in(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
                  const struct kd_k3_stream *s, float *x, struct kd_err *err) KD_MUST;
-/* Router: ids[T][topk] in descending biased score (ties: lowest index), w[T][topk]. score may be NULL,
- * else [T][experts] biased scores (for margins). experts_used <= topk limits the number (0: topk). */
+/* Router: ids[T][topk] in descending biased score (ties: lowest index), w[T][topk]. score may be
+ * NULL, else [T][experts] biased scores (for margins). experts_used <= topk limits the number (0:
+ * topk). */
 int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w, float *score,
-                struct kd_err *err) KD_MUST;
-/* u[t] = sum of w * expert(z[t]) in ascending expert id, fp32 (before the latent norm). `store` gives
- * the weights; partial sums of ranks are not yet added. */
-int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer, struct kd_store *store,
-                  const float *z, const int32_t *ids, const float *w, int64_t T, float *u,
-                  struct kd_err *err) KD_MUST;
-/* out = SiTU(gate x, up x): [T][width]; the input of `down`. For shared experts and dense layers. */
+                const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w,
+                float *score, struct kd_err *err) KD_MUST;
+/* u[t] = sum of w * expert(z[t]) in ascending expert id, fp32 (before the latent norm). `store`
+ * gives the weights; partial sums of ranks are not yet added. */
+int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer,
+                  struct kd_store *store, const float *z, const int32_t *ids, const float *w,
+                  int64_t T, float *u, struct kd_err *err) KD_MUST;
+/* out = SiTU(gate x, up x): [T][width]; the input of `down`. For shared experts and dense layers.
+ */
 int kd_k3_mlp_inner(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_mat *gate,
                     const struct kd_mat *up, const float *x, int64_t T, float *out,
                     struct kd_err *err) KD_MUST;
-void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                       const float *u, int64_t T, float *out /* input of routed_up */);
+void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c,
+                       const struct kd_k3_layer *L, const float *u, int64_t T,
+                       float *out /* input of routed_up */);
 void kd_k3_add_ffn(const struct kd_run *r, struct kd_k3_stream *s, const float *f);
 
 /* What a run of a layer may show: any pointer may be NULL. */
 struct kd_k3_probe {
-    int32_t *ids;  /* [T][topk] of this layer */
+    int32_t *ids; /* [T][topk] of this layer */
     float *w;
-    float *score;  /* [T][experts] */
+    float *score; /* [T][experts] */
     int64_t experts_used;
     bool round_latents; /* latents through BF16 once (convert and check of its results) */
 };
 /* All stages of one layer. comm may be NULL (one rank). */
-int kd_k3_layer_forward(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                        struct kd_store *store, struct kd_comm *comm, struct kd_k3_stream *s,
-                        const struct kd_k3_seg *segs, int64_t seg_count, const struct kd_k3_probe *probe,
-                        struct kd_err *err) KD_MUST;
+int kd_k3_layer_forward(const struct kd_run *r, const struct kd_k3_cfg *c,
+                        const struct kd_k3_layer *L, struct kd_store *store, struct kd_comm *comm,
+                        struct kd_k3_stream *s, const struct kd_k3_seg *segs, int64_t seg_count,
+                        const struct kd_k3_probe *probe, struct kd_err *err) KD_MUST;
 
 /* The ends. */
 struct kd_k3_ends {
@@ -159,7 +166,8 @@ struct kd_k3_ends {
 int kd_k3_ends_load(struct kd_k3_ends *e, const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck,
                     struct kd_err *err) KD_MUST;
 void kd_k3_ends_release(struct kd_k3_ends *e);
-int kd_k3_stream_init(struct kd_k3_stream *s, const struct kd_k3_cfg *cfg, int64_t T, struct kd_err *err) KD_MUST;
+int kd_k3_stream_init(struct kd_k3_stream *s, const struct kd_k3_cfg *cfg, int64_t T,
+                      struct kd_err *err) KD_MUST;
 void kd_k3_stream_release(struct kd_k3_stream *s);
 int kd_k3_embed(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_ends *e,
                 const int32_t *ids, int64_t T, struct kd_k3_stream *s, struct kd_err *err) KD_MUST;
@@ -184,8 +192,8 @@ int kd_k3_seq_open(struct kd_k3_seq **s, const struct kd_k3_model *m, struct kd_
 void kd_k3_seq_close(struct kd_k3_seq *s);
 int64_t kd_k3_seq_pos(const struct kd_k3_seq *s);
 /* Feeds ids to several sequences at once. want[i] rows of logits: 0 none, 1 last position, 2 all.
- * logits are written one after the other, [vocab] each. trace (may be NULL) gets each layer's routing
- * called as trace(ctx, layer, seq index, position, ids, w). */
+ * logits are written one after the other, [vocab] each. trace (may be NULL) gets each layer's
+ * routing called as trace(ctx, layer, seq index, position, ids, w). */
 struct kd_k3_feed {
     struct kd_k3_seq *seq;
     const int32_t *ids;
@@ -194,9 +202,11 @@ struct kd_k3_feed {
 };
 struct kd_k3_options {
     int64_t experts_used; /* 0: the config's */
-    void (*trace)(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids, const float *w);
+    void (*trace)(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids,
+                  const float *w);
     void *trace_ctx;
-    void (*after_layer)(void *ctx, int64_t layer, const struct kd_k3_stream *s); /* verify, goldens */
+    void (*after_layer)(void *ctx, int64_t layer,
+                        const struct kd_k3_stream *s); /* verify, goldens */
     void *after_ctx;
 };
 int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t count,

@@ -1,5 +1,6 @@
 /* Kimi Delta Attention: recurrence for single tokens, chunks of up to 64 for more (k3-model 3.4 and
- * 4.2; docs/numerics.md, Model). Heads are independent: one item of work is one head of one segment. */
+ * 4.2; docs/numerics.md, Model). Heads are independent: one item of work is one head of one
+ * segment. */
 #include "base/mem.h"
 #include "model/k3_int.h"
 
@@ -10,12 +11,12 @@ enum { SUB = 16 }; /* rows of a block in the triangular solve */
 
 /* One worker's arrays; D = head width, C = chunk. */
 struct scratch {
-    float *q, *k, *v, *g;    /* [C][D]; g: log decay of each token */
-    float *left, *rk, *rq;   /* [C][D] */
-    float *ex;               /* [C][D] */
-    float *kq;               /* [D][2C]: decayed k and q, transposed */
-    float *p;                /* [2C][D] */
-    float *lt, *at;          /* [C][C]: L and A of 4.2, transposed */
+    float *q, *k, *v, *g;  /* [C][D]; g: log decay of each token */
+    float *left, *rk, *rq; /* [C][D] */
+    float *ex;             /* [C][D] */
+    float *kq;             /* [D][2C]: decayed k and q, transposed */
+    float *p;              /* [2C][D] */
+    float *lt, *at;        /* [C][C]: L and A of 4.2, transposed */
 };
 
 struct kda_job {
@@ -39,16 +40,24 @@ static struct scratch scratch_of(const struct kda_job *j, int worker)
 {
     float *m = j->mem + worker * j->mem_each;
     int64_t step = KD_K3_CHUNK * j->c->kda_dim;
-    return (struct scratch){.q = m, .k = m + step, .v = m + 2 * step, .g = m + 3 * step,
-                            .left = m + 4 * step, .rk = m + 5 * step, .rq = m + 6 * step,
-                            .ex = m + 7 * step, .kq = m + 8 * step, .p = m + 10 * step,
-                            .lt = m + 12 * step, .at = m + 12 * step + KD_K3_CHUNK * KD_K3_CHUNK};
+    return (struct scratch){.q = m,
+                            .k = m + step,
+                            .v = m + 2 * step,
+                            .g = m + 3 * step,
+                            .left = m + 4 * step,
+                            .rk = m + 5 * step,
+                            .rq = m + 6 * step,
+                            .ex = m + 7 * step,
+                            .kq = m + 8 * step,
+                            .p = m + 10 * step,
+                            .lt = m + 12 * step,
+                            .at = m + 12 * step + KD_K3_CHUNK * KD_K3_CHUNK};
 }
 
 void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *out, int64_t n)
 {
-    /* max(x, 0) + log1p(u), u = exp(-|x|); log1p(u) = 2 atanh(u / (2 + u)), whose argument is at most
-     * a third, so eight terms of the series reach 1e-8. */
+    /* max(x, 0) + log1p(u), u = exp(-|x|); log1p(u) = 2 atanh(u / (2 + u)), whose argument is at
+     * most a third, so eight terms of the series reach 1e-8. */
     for (int64_t i = 0; i < n; i++)
         tmp[i] = x[i] < 0.0f ? x[i] : -x[i];
     k->exp(tmp, tmp, n);
@@ -66,8 +75,8 @@ void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *
     }
 }
 
-void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x, int64_t n,
-                float *out)
+void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x,
+                int64_t n, float *out)
 {
     for (int64_t i = 0; i < n; i++)
         out[i] = w[i * taps] * x[0][i];
@@ -78,8 +87,8 @@ void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const flo
 }
 
 /* Convolution of one head and stream at token t of a segment. */
-static void conv_row(const struct kda_job *j, const struct kd_k3_seg *seg, int stream, const float *raw,
-                     const float *w, int64_t h, int64_t t, float *out)
+static void conv_row(const struct kda_job *j, const struct kd_k3_seg *seg, int stream,
+                     const float *raw, const float *w, int64_t h, int64_t t, float *out)
 {
     int64_t D = j->c->kda_dim, W = j->c->conv, ch = j->L->heads * D;
     const float *x[KD_K3_CONV_MAX];
@@ -91,8 +100,8 @@ static void conv_row(const struct kda_job *j, const struct kd_k3_seg *seg, int s
     kd_k3_conv(j->kern, w + h * D * W, W, x, D, out);
 }
 
-void kd_k3_decay(const struct kd_kern *k, const struct kd_k3_cfg *c, const float *z, const float *dt_bias,
-                 float ea, float *tmp, float *g)
+void kd_k3_decay(const struct kd_kern *k, const struct kd_k3_cfg *c, const float *z,
+                 const float *dt_bias, float ea, float *tmp, float *g)
 {
     int64_t n = c->kda_dim;
     for (int64_t i = 0; i < n; i++)
@@ -144,10 +153,10 @@ static void token_output(const struct kda_job *j, const struct kd_k3_seg *seg, i
         y[d] *= tmp[d];
 }
 
-/* out[i] = x[i] * exp(sum of g over (i, hi) ) for rows lo..hi-1, going down: the decay from token i to
- * the end of token hi-1. Sums start at the near end, so they stay small where they matter. */
-static void decay_down(const struct kd_kern *k, const float *x, const float *g, int64_t lo, int64_t hi,
-                       int64_t D, float *ex, float *out)
+/* out[i] = x[i] * exp(sum of g over (i, hi) ) for rows lo..hi-1, going down: the decay from token i
+ * to the end of token hi-1. Sums start at the near end, so they stay small where they matter. */
+static void decay_down(const struct kd_kern *k, const float *x, const float *g, int64_t lo,
+                       int64_t hi, int64_t D, float *ex, float *out)
 {
     memset(ex + (hi - 1) * D, 0, (size_t)D * sizeof *ex);
     for (int64_t i = hi - 2; i >= lo; i--)
@@ -169,8 +178,9 @@ static void decay_up(const struct kd_kern *k, const float *g, int64_t lo, int64_
     k->exp(ex + lo * D, ex + lo * D, (hi - lo) * D);
 }
 
-/* lt[j][i] = k_j . k_i e^(G_i - G_j), at[j][i] the same with q_i, for lo <= j < i < hi: halves, with the
- * end of the left half as reference, so that no exponent is ever positive, whatever the gate. */
+/* lt[j][i] = k_j . k_i e^(G_i - G_j), at[j][i] the same with q_i, for lo <= j < i < hi: halves,
+ * with the end of the left half as reference, so that no exponent is ever positive, whatever the
+ * gate. */
 static void pairs(const struct kd_kern *k, int64_t lo, int64_t hi, int64_t n, int64_t D,
                   struct scratch *s)
 {
@@ -185,8 +195,10 @@ static void pairs(const struct kd_kern *k, int64_t lo, int64_t hi, int64_t n, in
         s->rk[i] = s->k[i] * s->ex[i];
         s->rq[i] = s->q[i] * s->ex[i];
     }
-    k->mm_f32(s->rk + mid * D, D, hi - mid, D, s->left + lo * D, D, mid - lo, s->lt + lo * n + mid, n);
-    k->mm_f32(s->rq + mid * D, D, hi - mid, D, s->left + lo * D, D, mid - lo, s->at + lo * n + mid, n);
+    k->mm_f32(s->rk + mid * D, D, hi - mid, D, s->left + lo * D, D, mid - lo, s->lt + lo * n + mid,
+              n);
+    k->mm_f32(s->rq + mid * D, D, hi - mid, D, s->left + lo * D, D, mid - lo, s->at + lo * n + mid,
+              n);
     pairs(k, lo, mid, n, D, s);
     pairs(k, mid, hi, n, D, s);
 }
@@ -248,8 +260,9 @@ static void keep_conv(const struct kda_job *j, const struct kd_k3_seg *seg, int6
         for (int64_t i = 0; i < W - 1; i++) { /* ascending: sources lie at or after their places */
             int64_t at = seg->count - (W - 1) + i;
             float *to = seg->state->conv + (s * (W - 1) + i) * ch + h * D;
-            const float *from = at >= 0 ? raw[s] + (seg->first + at) * ch + h * D
-                                        : seg->state->conv + (s * (W - 1) + W - 1 + at) * ch + h * D;
+            const float *from = at >= 0
+                                    ? raw[s] + (seg->first + at) * ch + h * D
+                                    : seg->state->conv + (s * (W - 1) + W - 1 + at) * ch + h * D;
             memcpy(to, from, (size_t)D * sizeof *to);
         }
 }
@@ -289,10 +302,12 @@ static int project(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
     int64_t ch = L->heads * c->kda_dim, hid = c->hidden;
     float *q = buf, *k = q + T * ch, *v = k + T * ch, *gate = v + T * ch, *z = gate + T * ch;
     float *fa = z + T * ch, *beta = fa + T * c->kda_dim;
-    const struct kd_mat_job jobs[] = {
-        {&L->q, x, hid, T, q, ch},       {&L->k, x, hid, T, k, ch},
-        {&L->v, x, hid, T, v, ch},       {&L->g, x, hid, T, gate, ch},
-        {&L->f_a, x, hid, T, fa, c->kda_dim}, {&L->b, x, hid, T, beta, L->heads}};
+    const struct kd_mat_job jobs[] = {{&L->q, x, hid, T, q, ch},
+                                      {&L->k, x, hid, T, k, ch},
+                                      {&L->v, x, hid, T, v, ch},
+                                      {&L->g, x, hid, T, gate, ch},
+                                      {&L->f_a, x, hid, T, fa, c->kda_dim},
+                                      {&L->b, x, hid, T, beta, L->heads}};
     if (kd_mat_mul_many(r, jobs, 6, err) || kd_mat_mul(r, &L->f_b, fa, c->kda_dim, T, z, ch, err))
         return -1;
     r->kern->sigmoid(beta, beta, T * L->heads);
@@ -306,14 +321,18 @@ static int project(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
 }
 
 int kd_k3_kda_core(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                   const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count, float *y,
-                   struct kd_err *err)
+                   const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count,
+                   float *y, struct kd_err *err)
 {
     if (c->conv < 1 || c->conv > KD_K3_CONV_MAX)
         return kd_fail(err, KD_ENOTSUP, "a convolution of %lld taps: 1 to %d", (long long)c->conv,
                        KD_K3_CONV_MAX);
     int64_t ch = L->heads * c->kda_dim, threads = kd_pool_threads(r->pool);
-    struct kda_job j = {.kern = r->kern, .c = c, .L = L, .segs = segs, .y = y,
+    struct kda_job j = {.kern = r->kern,
+                        .c = c,
+                        .L = L,
+                        .segs = segs,
+                        .y = y,
                         .mem_each = scratch_floats(c->kda_dim)};
     float *buf, *ea;
     int64_t floats = T * (5 * ch + c->kda_dim + L->heads) + L->heads + threads * j.mem_each;

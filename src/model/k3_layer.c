@@ -17,7 +17,8 @@ static int attn_part(const struct kd_run *r, const struct kd_k3_cfg *c, const st
     if (kd_mem_new(&x, T * (c->hidden + w), sizeof *x, "attention buffers", err))
         return -1;
     y = x + T * c->hidden;
-    int rc = kd_k3_attn_in(r, c, L, s, x, err) || kd_k3_attn_core(r, c, L, x, T, segs, seg_count, y, err) ||
+    int rc = kd_k3_attn_in(r, c, L, s, x, err) ||
+                     kd_k3_attn_core(r, c, L, x, T, segs, seg_count, y, err) ||
                      kd_mat_mul(r, &L->o, y, w, T, x, c->hidden, err) ||
                      reduce(comm, x, T * c->hidden, err)
                  ? -1
@@ -45,10 +46,11 @@ static int mlp(const struct kd_run *r, const struct kd_k3_cfg *c, const struct k
     return rc;
 }
 
-/* f = routed part for x. buf: [T][2 * latent], then topk weights and ids where the probe has none. */
+/* f = routed part for x. buf: [T][2 * latent], then topk weights and ids where the probe has none.
+ */
 static int routed(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                  struct kd_store *store, struct kd_comm *comm, const struct kd_k3_probe *p, const float *x,
-                  int64_t T, float *f, struct kd_err *err)
+                  struct kd_store *store, struct kd_comm *comm, const struct kd_k3_probe *p,
+                  const float *x, int64_t T, float *f, struct kd_err *err)
 {
     int64_t n = T * c->latent, k = T * c->topk;
     float *z;
@@ -56,15 +58,18 @@ static int routed(const struct kd_run *r, const struct kd_k3_cfg *c, const struc
         return -1;
     float *u = z + n, *w = p && p->w ? p->w : u + n;
     int32_t *ids = p && p->ids ? p->ids : (int32_t *)(void *)(u + n + k);
-    int rc = kd_k3_route(r, c, L, x, T, p ? p->experts_used : 0, ids, w, p ? p->score : NULL, err) ||
-                     kd_mat_mul(r, &L->routed_down, x, c->hidden, T, z, c->latent, err)
-                 ? -1
-                 : 0;
+    int rc =
+        kd_k3_route(r, c, L, x, T, p ? p->experts_used : 0, ids, w, p ? p->score : NULL, err) ||
+                kd_mat_mul(r, &L->routed_down, x, c->hidden, T, z, c->latent, err)
+            ? -1
+            : 0;
     if (!rc && p && p->round_latents)
         for (int64_t i = 0; i < n; i++)
             z[i] = kd_bf16_f32(kd_f32_bf16(z[i]));
     if (!rc)
-        rc = kd_k3_experts(r, c, L->index, store, z, ids, w, T, u, err) || reduce(comm, u, n, err) ? -1 : 0;
+        rc = kd_k3_experts(r, c, L->index, store, z, ids, w, T, u, err) || reduce(comm, u, n, err)
+                 ? -1
+                 : 0;
     if (!rc) {
         kd_k3_latent_norm(r, c, L, u, T, z);
         rc = kd_mat_mul(r, &L->routed_up, z, c->latent, T, f, c->hidden, err);
@@ -97,12 +102,13 @@ static int ffn_part(const struct kd_run *r, const struct kd_k3_cfg *c, const str
     return rc;
 }
 
-int kd_k3_layer_forward(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                        struct kd_store *store, struct kd_comm *comm, struct kd_k3_stream *s,
-                        const struct kd_k3_seg *segs, int64_t seg_count, const struct kd_k3_probe *probe,
-                        struct kd_err *err)
+int kd_k3_layer_forward(const struct kd_run *r, const struct kd_k3_cfg *c,
+                        const struct kd_k3_layer *L, struct kd_store *store, struct kd_comm *comm,
+                        struct kd_k3_stream *s, const struct kd_k3_seg *segs, int64_t seg_count,
+                        const struct kd_k3_probe *probe, struct kd_err *err)
 {
-    if (attn_part(r, c, L, comm, s, segs, seg_count, err) || ffn_part(r, c, L, store, comm, probe, s, err))
+    if (attn_part(r, c, L, comm, s, segs, seg_count, err) ||
+        ffn_part(r, c, L, store, comm, probe, s, err))
         return kd_wrap(err, "layer %lld", (long long)L->index);
     return 0;
 }

@@ -15,8 +15,8 @@ static void name_of(char out[NAME_MAX_BYTES], int prefix, int64_t layer, const c
                     const char *suffix)
 {
     if (layer >= 0)
-        snprintf(out, NAME_MAX_BYTES, "%smodel.layers.%lld.%s%s", prefixes[prefix], (long long)layer,
-                 key, suffix);
+        snprintf(out, NAME_MAX_BYTES, "%smodel.layers.%lld.%s%s", prefixes[prefix],
+                 (long long)layer, key, suffix);
     else
         snprintf(out, NAME_MAX_BYTES, "%s%s%s", prefixes[prefix], key, suffix);
 }
@@ -40,14 +40,15 @@ static int not_there(const struct kd_ckpt *ck, const struct kd_tensor *t, struct
                    kd_ckpt_shard_name(ck, t->shard));
 }
 
-int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix, const struct kd_tensor **t,
-                 struct kd_err *err)
+int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix,
+                 const struct kd_tensor **t, struct kd_err *err)
 {
     *t = find(ck, layer, suffix, "");
     if (!*t) {
         char name[NAME_MAX_BYTES];
         name_of(name, 0, layer, suffix, "");
-        return kd_fail(err, KD_ECORRUPT, "tensor %s is missing (also without 'language_model.')", name);
+        return kd_fail(err, KD_ECORRUPT, "tensor %s is missing (also without 'language_model.')",
+                       name);
     }
     return (*t)->rank < 0 || (!(*t)->data && (*t)->bytes) ? not_there(ck, *t, err) : 0;
 }
@@ -80,8 +81,8 @@ static int check_shape(const struct kd_tensor *t, int rank, const int64_t *want,
     char found[128], expected[128];
     shape_text(found, sizeof found, t->rank, t->shape);
     shape_text(expected, sizeof expected, rank, want);
-    return kd_fail(err, KD_ECORRUPT, "tensor %s: its shape is %s, the config says %s", t->name, found,
-                   expected);
+    return kd_fail(err, KD_ECORRUPT, "tensor %s: its shape is %s, the config says %s", t->name,
+                   found, expected);
 }
 
 static int read_floats(const struct kd_tensor *t, int64_t first, int64_t count, float *out,
@@ -92,8 +93,8 @@ static int read_floats(const struct kd_tensor *t, int64_t first, int64_t count, 
         return 0;
     }
     if (t->dtype != KD_DT_BF16 && t->dtype != KD_DT_F16)
-        return kd_fail(err, KD_ENOTSUP, "tensor %s: type %s; F32, BF16 or F16 is read here", t->name,
-                       t->dtype_name);
+        return kd_fail(err, KD_ENOTSUP, "tensor %s: type %s; F32, BF16 or F16 is read here",
+                       t->name, t->dtype_name);
     for (int64_t i = 0; i < count; i++) {
         uint16_t h;
         memcpy(&h, t->data + 2 * (first + i), 2);
@@ -128,7 +129,8 @@ static int load_rows(struct arena *a, const char *suffix, int64_t rows, int64_t 
     return read_floats(t, r0 * mid * cols, (r1 - r0) * mid * cols, *out, err);
 }
 
-static int load_vec(struct arena *a, const char *suffix, int64_t count, float **out, struct kd_err *err)
+static int load_vec(struct arena *a, const char *suffix, int64_t count, float **out,
+                    struct kd_err *err)
 {
     return load_rows(a, suffix, count, 1, 1, 0, count, out, err);
 }
@@ -152,8 +154,8 @@ static int load_a_log(struct arena *a, int64_t heads, int64_t lo, int64_t hi, fl
 }
 
 /* norm .* proj of an attention-residual query. */
-static int load_res(struct arena *a, const char *norm, const char *proj, int64_t hidden, float **out,
-                    struct kd_err *err)
+static int load_res(struct arena *a, const char *norm, const char *proj, int64_t hidden,
+                    float **out, struct kd_err *err)
 {
     float *p, *keep;
     if (load_vec(a, norm, hidden, out, err))
@@ -167,8 +169,8 @@ static int load_res(struct arena *a, const char *norm, const char *proj, int64_t
     return 0;
 }
 
-static int exl3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows, int64_t cols,
-                    struct kd_mat *out, bool *found, struct kd_err *err)
+static int exl3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows,
+                    int64_t cols, struct kd_mat *out, bool *found, struct kd_err *err)
 {
     char name[NAME_MAX_BYTES];
     struct kd_exl3_tensor e;
@@ -181,13 +183,22 @@ static int exl3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, in
     if (!*found)
         return 0;
     if (e.k != kd_exl3_pad(cols) || e.n != kd_exl3_pad(rows))
-        return kd_fail(err, KD_ECORRUPT,
-                       "tensor %s: EXL3 of %lld inputs and %lld outputs, the config says %lld and %lld "
-                       "(padded to 128)",
-                       name, (long long)e.k, (long long)e.n, (long long)cols, (long long)rows);
-    *out = (struct kd_mat){.type = KD_MAT_EXL3, .rows = rows, .cols = cols, .data = e.codes,
-                           .ld = e.n / KD_TILE, .rows_padded = e.n, .cols_padded = e.k, .suh = e.suh,
-                           .svh = e.svh, .rate = e.rate, .cb = e.cb};
+        return kd_fail(
+            err, KD_ECORRUPT,
+            "tensor %s: EXL3 of %lld inputs and %lld outputs, the config says %lld and %lld "
+            "(padded to 128)",
+            name, (long long)e.k, (long long)e.n, (long long)cols, (long long)rows);
+    *out = (struct kd_mat){.type = KD_MAT_EXL3,
+                           .rows = rows,
+                           .cols = cols,
+                           .data = e.codes,
+                           .ld = e.n / KD_TILE,
+                           .rows_padded = e.n,
+                           .cols_padded = e.k,
+                           .suh = e.suh,
+                           .svh = e.svh,
+                           .rate = e.rate,
+                           .cb = e.cb};
     return 0;
 }
 
@@ -202,16 +213,21 @@ static int mxfp4_mat(const struct kd_ckpt *ck, const struct kd_tensor *packed,
     if (scale->rank < 0 || !scale->data)
         return not_there(ck, scale, err);
     if (cols % 32)
-        return kd_fail(err, KD_ECORRUPT, "tensor %s: %lld inputs are not groups of 32", packed->name,
-                       (long long)cols);
+        return kd_fail(err, KD_ECORRUPT, "tensor %s: %lld inputs are not groups of 32",
+                       packed->name, (long long)cols);
     if (packed->dtype != KD_DT_U8 || (scale->dtype != KD_DT_U8 && scale->dtype != KD_DT_F8_E8M0))
         return kd_fail(err, KD_ENOTSUP, "tensor %s: types %s and %s; U8 is read here", packed->name,
                        packed->dtype_name, scale->dtype_name);
     const int64_t want_packed[2] = {rows, cols / 2}, want_scale[2] = {rows, cols / 32};
     if (check_shape(packed, 2, want_packed, err) || check_shape(scale, 2, want_scale, err))
         return -1;
-    *out = (struct kd_mat){.type = KD_MAT_MXFP4, .rows = rows, .cols = cols, .data = packed->data,
-                           .ld = cols / 2, .scale = scale->data, .ld_scale = cols / 32};
+    *out = (struct kd_mat){.type = KD_MAT_MXFP4,
+                           .rows = rows,
+                           .cols = cols,
+                           .data = packed->data,
+                           .ld = cols / 2,
+                           .scale = scale->data,
+                           .ld_scale = cols / 32};
     return 0;
 }
 
@@ -222,7 +238,8 @@ int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t 
     if (!t) {
         const struct kd_tensor *packed = find(ck, layer, key, ".weight_packed");
         if (packed)
-            return mxfp4_mat(ck, packed, find(ck, layer, key, ".weight_scale"), rows, cols, out, err);
+            return mxfp4_mat(ck, packed, find(ck, layer, key, ".weight_scale"), rows, cols, out,
+                             err);
         bool found;
         if (exl3_mat(ck, layer, key, rows, cols, out, &found, err))
             return -1;
@@ -243,13 +260,16 @@ int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t 
     if (t->dtype != KD_DT_F32 && t->dtype != KD_DT_BF16)
         return kd_fail(err, KD_ENOTSUP, "tensor %s: type %s; a matrix is F32, BF16, MXFP4 or EXL3",
                        t->name, t->dtype_name);
-    *out = (struct kd_mat){.type = t->dtype == KD_DT_F32 ? KD_MAT_F32 : KD_MAT_BF16, .rows = rows,
-                           .cols = cols, .data = t->data, .ld = cols};
+    *out = (struct kd_mat){.type = t->dtype == KD_DT_F32 ? KD_MAT_F32 : KD_MAT_BF16,
+                           .rows = rows,
+                           .cols = cols,
+                           .data = t->data,
+                           .ld = cols};
     return 0;
 }
 
-int kd_k3_mat_part(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows, int64_t cols,
-                   int64_t r0, int64_t r1, int64_t c0, int64_t c1, struct kd_mat *out,
+int kd_k3_mat_part(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows,
+                   int64_t cols, int64_t r0, int64_t r1, int64_t c0, int64_t c1, struct kd_mat *out,
                    struct kd_err *err)
 {
     struct kd_mat whole;
@@ -264,8 +284,8 @@ int kd_k3_mat_part(const struct kd_ckpt *ck, int64_t layer, const char *key, int
     return 0;
 }
 
-int kd_k3_share(const struct kd_k3_part *p, int64_t count, int64_t width, const char *what, int64_t *lo,
-                int64_t *hi, struct kd_err *err)
+int kd_k3_share(const struct kd_k3_part *p, int64_t count, int64_t width, const char *what,
+                int64_t *lo, int64_t *hi, struct kd_err *err)
 {
     *lo = 0;
     *hi = count;
@@ -278,10 +298,11 @@ int kd_k3_share(const struct kd_k3_part *p, int64_t count, int64_t width, const 
         step *= 2;
     int64_t blocks = count / step;
     if (count % step || blocks < p->ranks)
-        return kd_fail(err, KD_ENOTSUP,
-                       "%s: %lld x %lld channels cannot be cut among %d ranks at multiples of %d; use "
-                       "fewer ranks",
-                       what, (long long)count, (long long)width, p->ranks, KD_K3_BLOCK);
+        return kd_fail(
+            err, KD_ENOTSUP,
+            "%s: %lld x %lld channels cannot be cut among %d ranks at multiples of %d; use "
+            "fewer ranks",
+            what, (long long)count, (long long)width, p->ranks, KD_K3_BLOCK);
     *lo = blocks * p->rank / p->ranks * step;
     *hi = blocks * (p->rank + 1) / p->ranks * step;
     return 0;
@@ -324,9 +345,10 @@ static int load_mla(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
     L->heads = h1 - h0;
     const struct kd_ckpt *ck = a->ck;
     if (kd_k3_mat(ck, l, "self_attn.q_a_proj", c->q_lora, hid, &L->q_a, err) ||
-        kd_k3_mat_part(ck, l, "self_attn.q_b_proj", n * qd, c->q_lora, h0 * qd, h1 * qd, 0, c->q_lora,
-                       &L->q_b, err) ||
-        kd_k3_mat(ck, l, "self_attn.kv_a_proj_with_mqa", c->kv_lora + c->rope, hid, &L->kv_a, err) ||
+        kd_k3_mat_part(ck, l, "self_attn.q_b_proj", n * qd, c->q_lora, h0 * qd, h1 * qd, 0,
+                       c->q_lora, &L->q_b, err) ||
+        kd_k3_mat(ck, l, "self_attn.kv_a_proj_with_mqa", c->kv_lora + c->rope, hid, &L->kv_a,
+                  err) ||
         kd_k3_mat_part(ck, l, "self_attn.kv_b_proj", n * kd, c->kv_lora, h0 * kd, h1 * kd, 0,
                        c->kv_lora, &L->kv_b, err) ||
         kd_k3_mat_part(ck, l, "self_attn.g_proj", n * v, hid, h0 * v, h1 * v, 0, hid, &L->g, err) ||
@@ -338,8 +360,9 @@ static int load_mla(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
 }
 
 /* gate, up, down of `width` under `base`. */
-static int load_mlp(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct arena *a, const char *base,
-                    int64_t width, const struct kd_k3_part *part, struct kd_err *err)
+static int load_mlp(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct arena *a,
+                    const char *base, int64_t width, const struct kd_k3_part *part,
+                    struct kd_err *err)
 {
     char key[3][96];
     static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
@@ -361,16 +384,18 @@ static int load_moe(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
     if (kd_k3_mat(ck, l, "block_sparse_moe.gate", c->experts, c->hidden, &L->router, err) ||
         kd_k3_mat(ck, l, "block_sparse_moe.routed_expert_down_proj", c->latent, c->hidden,
                   &L->routed_down, err) ||
-        kd_k3_mat(ck, l, "block_sparse_moe.routed_expert_up_proj", c->hidden, c->latent, &L->routed_up,
-                  err) ||
-        load_vec(a, "block_sparse_moe.gate.e_score_correction_bias", c->experts, &L->router_bias, err))
+        kd_k3_mat(ck, l, "block_sparse_moe.routed_expert_up_proj", c->hidden, c->latent,
+                  &L->routed_up, err) ||
+        load_vec(a, "block_sparse_moe.gate.e_score_correction_bias", c->experts, &L->router_bias,
+                 err))
         return -1;
     if (c->latent_norm &&
         load_vec(a, "block_sparse_moe.routed_expert_norm.weight", c->latent, &L->routed_norm, err))
         return -1;
     if (!c->shared)
         return 0;
-    return load_mlp(L, c, a, "block_sparse_moe.shared_experts.", c->shared * c->moe_inter, part, err);
+    return load_mlp(L, c, a, "block_sparse_moe.shared_experts.", c->shared * c->moe_inter, part,
+                    err);
 }
 
 static int load_all(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct arena *a,
@@ -381,13 +406,15 @@ static int load_all(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
         load_vec(a, "post_attention_layernorm.weight", hid, &L->post_norm, err) ||
         load_res(a, "mlp_res_norm.weight", "mlp_res_proj.weight", hid, &L->mlp_res, err))
         return -1;
-    /* Layer 0 has no banks before its attention: these two are there in the release and never used. */
-    if (L->index > 0 && load_res(a, "self_attention_res_norm.weight", "self_attention_res_proj.weight",
-                                 hid, &L->attn_res, err))
+    /* Layer 0 has no banks before its attention: these two are there in the release and never used.
+     */
+    if (L->index > 0 && load_res(a, "self_attention_res_norm.weight",
+                                 "self_attention_res_proj.weight", hid, &L->attn_res, err))
         return -1;
     if (L->mla ? load_mla(L, c, a, part, err) : load_kda(L, c, a, part, err))
         return -1;
-    return L->moe ? load_moe(L, c, a, part, err) : load_mlp(L, c, a, "mlp.", c->dense_inter, part, err);
+    return L->moe ? load_moe(L, c, a, part, err)
+                  : load_mlp(L, c, a, "mlp.", c->dense_inter, part, err);
 }
 
 int kd_k3_known(const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck, struct kd_err *err)
@@ -398,7 +425,8 @@ int kd_k3_known(const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck, struct kd
         return -1;
     for (int64_t i = 0; i < kd_ckpt_count(ck); i++)
         if (!kd_k3_name_parse(&map, kd_ckpt_at(ck, i)->name, &name))
-            return kd_fail(err, KD_ENOTSUP, "tensor %s is not known here, so no forward pass is run",
+            return kd_fail(err, KD_ENOTSUP,
+                           "tensor %s is not known here, so no forward pass is run",
                            kd_ckpt_at(ck, i)->name);
     return 0;
 }
@@ -408,7 +436,8 @@ int kd_k3_layer_load(struct kd_k3_layer *L, const struct kd_k3_cfg *cfg, const s
 {
     memset(L, 0, sizeof *L);
     if (layer < 0 || layer >= cfg->layers)
-        return kd_fail(err, KD_EINVAL, "layer %lld of %lld", (long long)layer, (long long)cfg->layers);
+        return kd_fail(err, KD_EINVAL, "layer %lld of %lld", (long long)layer,
+                       (long long)cfg->layers);
     L->index = layer;
     L->mla = cfg->mla[layer];
     L->moe = kd_k3_is_moe(cfg, layer);

@@ -1,7 +1,7 @@
-/* Gated latent attention in its absorbed form: the cache holds one latent and one pe row a token, each
- * head's query is taken into the latent space, attention runs over the cache, and each head's value
- * rows bring the result back (k3-model 3.5). Blocks of the context lie at absolute multiples of 64, so
- * a token's bits do not depend on the tokens it is fed with. */
+/* Gated latent attention in its absorbed form: the cache holds one latent and one pe row a token,
+ * each head's query is taken into the latent space, attention runs over the cache, and each head's
+ * value rows bring the result back (k3-model 3.5). Blocks of the context lie at absolute multiples
+ * of 64, so a token's bits do not depend on the tokens it is fed with. */
 #include "base/mem.h"
 #include "model/k3_int.h"
 
@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    TILE = 32,   /* queries (tokens x heads) of one item of work */
-    ROWS = 16    /* rows of kv_b decoded at a time */
+    TILE = 32, /* queries (tokens x heads) of one item of work */
+    ROWS = 16  /* rows of kv_b decoded at a time */
 };
 
 struct item {
@@ -30,17 +30,18 @@ struct mla_job {
     float *mem;
     int64_t mem_each;
     atomic_int failed;
+    struct kd_err first; /* what the first item to fail said */
 };
 
 /* Query rows are head-major: row = (head - h0) * tn + token. */
 struct tile {
-    int64_t rows, width; /* width = kv_lora + rope */
-    float *q;            /* [rows][width] */
-    float *acc;          /* [rows][kv_lora] */
-    float *sc;           /* [CTX_BLOCK][rows] */
+    int64_t rows, width;    /* width = kv_lora + rope */
+    float *q;               /* [rows][width] */
+    float *acc;             /* [rows][kv_lora] */
+    float *sc;              /* [CTX_BLOCK][rows] */
     float *max, *sum, *fix; /* [rows] */
-    float *qt;           /* [nope][tn] */
-    float *u;            /* [ROWS][kv_lora] */
+    float *qt;              /* [nope][tn] */
+    float *u;               /* [ROWS][kv_lora] */
 };
 
 static int64_t tile_floats(const struct kd_k3_cfg *c)
@@ -63,8 +64,10 @@ static struct tile tile_of(const struct mla_job *j, const struct item *it, int w
     return t;
 }
 
-/* The latent query of each head: U_k^T q_nope (an fma chain over ascending rows of U_k), then q_pe. */
-static int absorb(const struct mla_job *j, const struct item *it, struct tile *t)
+/* The latent query of each head: U_k^T q_nope (an fma chain over ascending rows of U_k), then q_pe.
+ */
+static int absorb(const struct mla_job *j, const struct item *it, struct tile *t,
+                  struct kd_err *err)
 {
     const struct kd_k3_cfg *c = j->c;
     struct kd_run alone = {.kern = j->kern};
@@ -82,20 +85,20 @@ static int absorb(const struct mla_job *j, const struct item *it, struct tile *t
         for (int64_t d = 0; d < c->nope; d += ROWS) {
             int64_t n = c->nope - d < ROWS ? c->nope - d : ROWS;
             for (int64_t i = 0; i < n; i++) {
-                struct kd_err err;
                 if (kd_mat_row(&alone, &j->L->kv_b, h * (c->nope + c->v_dim) + d + i,
-                               t->u + i * c->kv_lora, &err))
+                               t->u + i * c->kv_lora, err))
                     return -1;
             }
-            j->kern->gemm_tn(t->qt + d * tn, tn, t->u, c->kv_lora, n, tn, c->kv_lora, out, t->width);
+            j->kern->gemm_tn(t->qt + d * tn, tn, t->u, c->kv_lora, n, tn, c->kv_lora, out,
+                             t->width);
         }
     }
     return 0;
 }
 
 /* Scores of one block to weights relative to the new maxima; sums and accumulators follow. */
-static void block_weights(const struct mla_job *j, const struct item *it, struct tile *t, int64_t s0,
-                          int64_t n, float scale)
+static void block_weights(const struct mla_job *j, const struct item *it, struct tile *t,
+                          int64_t s0, int64_t n, float scale)
 {
     int64_t rows = t->rows, first = it->seg->state->pos + it->t0;
     memcpy(t->fix, t->max, (size_t)rows * sizeof *t->fix);
@@ -153,7 +156,8 @@ static void attend(const struct mla_job *j, const struct item *it, struct tile *
 }
 
 /* Back from the latent space, and the gate. */
-static int bring_back(const struct mla_job *j, const struct item *it, struct tile *t)
+static int bring_back(const struct mla_job *j, const struct item *it, struct tile *t,
+                      struct kd_err *err)
 {
     const struct kd_k3_cfg *c = j->c;
     struct kd_run alone = {.kern = j->kern};
@@ -162,10 +166,9 @@ static int bring_back(const struct mla_job *j, const struct item *it, struct til
         int64_t h = it->h0 + hh, r0 = h * (c->nope + c->v_dim) + c->nope;
         int64_t at = (it->seg->first + it->t0) * ld + h * c->v_dim;
         struct kd_mat uv;
-        struct kd_err err;
-        if (kd_mat_slice(&j->L->kv_b, r0, r0 + c->v_dim, 0, c->kv_lora, &uv, &err) ||
-            kd_mat_mul(&alone, &uv, t->acc + hh * it->tn * c->kv_lora, c->kv_lora, it->tn, j->y + at, ld,
-                       &err))
+        if (kd_mat_slice(&j->L->kv_b, r0, r0 + c->v_dim, 0, c->kv_lora, &uv, err) ||
+            kd_mat_mul(&alone, &uv, t->acc + hh * it->tn * c->kv_lora, c->kv_lora, it->tn,
+                       j->y + at, ld, err))
             return -1;
         for (int64_t i = 0; i < it->tn; i++)
             for (int64_t d = 0; d < c->v_dim; d += KD_K3_CTX_BLOCK) {
@@ -184,19 +187,20 @@ static void run_item(void *ctx, int64_t i, int worker)
     struct mla_job *j = ctx;
     const struct item *it = &j->items[i];
     struct tile t = tile_of(j, it, worker);
-    if (absorb(j, it, &t)) {
-        atomic_store(&j->failed, 1);
-        return;
+    struct kd_err err;
+    int rc = absorb(j, it, &t, &err);
+    if (!rc) {
+        attend(j, it, &t);
+        rc = bring_back(j, it, &t, &err);
     }
-    attend(j, it, &t);
-    if (bring_back(j, it, &t))
-        atomic_store(&j->failed, 1);
+    if (rc && !atomic_exchange(&j->failed, 1))
+        j->first = err;
 }
 
 /* Cuts segments into items: at most TILE queries each, and enough items for all threads. The cut
  * changes no bits. items may be NULL to count. */
-static int64_t cut_items(const struct kd_k3_seg *segs, int64_t seg_count, int64_t heads, int64_t group,
-                         struct item *items)
+static int64_t cut_items(const struct kd_k3_seg *segs, int64_t seg_count, int64_t heads,
+                         int64_t group, struct item *items)
 {
     int64_t n = 0;
     for (int64_t s = 0; s < seg_count; s++)
@@ -205,7 +209,10 @@ static int64_t cut_items(const struct kd_k3_seg *segs, int64_t seg_count, int64_
             int64_t step = TILE / tn < group ? TILE / tn : group;
             for (int64_t h = 0; h < heads; h += step, n++)
                 if (items)
-                    items[n] = (struct item){.seg = &segs[s], .t0 = t0, .tn = tn, .h0 = h,
+                    items[n] = (struct item){.seg = &segs[s],
+                                             .t0 = t0,
+                                             .tn = tn,
+                                             .h0 = h,
                                              .hn = heads - h < step ? heads - h : step};
         }
     return n;
@@ -230,17 +237,16 @@ static int attention(const struct kd_run *r, struct mla_job *j, const struct kd_
     kd_pool_run(r->pool, count, run_item, j);
     kd_mem_free(items);
     kd_mem_free(j->mem);
-    if (atomic_load(&j->failed))
-        return kd_fail(err, KD_ENOTSUP,
-                       "layer %lld: kv_b_proj cannot be used row by row as it is stored",
-                       (long long)j->L->index);
-    return 0;
+    if (!atomic_load(&j->failed))
+        return 0;
+    *err = j->first;
+    return -1;
 }
 
 /* New cache rows: normed latent, then pe as it is. */
-static int extend_cache(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                        const float *kv, const struct kd_k3_seg *segs, int64_t seg_count,
-                        struct kd_err *err)
+static int extend_cache(const struct kd_run *r, const struct kd_k3_cfg *c,
+                        const struct kd_k3_layer *L, const float *kv, const struct kd_k3_seg *segs,
+                        int64_t seg_count, struct kd_err *err)
 {
     int64_t w = c->kv_lora + c->rope;
     for (int64_t s = 0; s < seg_count; s++) {
@@ -263,13 +269,14 @@ int kd_k3_q_latent(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
     if (kd_mat_mul(r, &L->q_a, x, c->hidden, T, cq, c->q_lora, err))
         return -1;
     for (int64_t t = 0; t < T; t++)
-        r->kern->rmsnorm(cq + t * c->q_lora, L->q_a_norm, c->eps_latent, c->q_lora, cq + t * c->q_lora);
+        r->kern->rmsnorm(cq + t * c->q_lora, L->q_a_norm, c->eps_latent, c->q_lora,
+                         cq + t * c->q_lora);
     return 0;
 }
 
 int kd_k3_mla_core(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                   const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count, float *y,
-                   struct kd_err *err)
+                   const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count,
+                   float *y, struct kd_err *err)
 {
     int64_t qw = L->heads * (c->nope + c->rope), vw = L->heads * c->v_dim, w = c->kv_lora + c->rope;
     float *buf;

@@ -26,8 +26,7 @@ static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3
     if (!kd_ckpt_config(m->ck))
         return kd_fail(err, KD_EINVAL, "'%s' has no config.json; name the model's folder", dir);
     if (kd_k3_cfg_parse(&m->cfg, kd_ckpt_config(m->ck), NULL, err) ||
-        kd_k3_cfg_check(&m->cfg, kd_ckpt_config(m->ck), err) ||
-        kd_k3_known(&m->cfg, m->ck, err))
+        kd_k3_cfg_check(&m->cfg, kd_ckpt_config(m->ck), err) || kd_k3_known(&m->cfg, m->ck, err))
         return -1;
     if (o && o->eps_latent > 0)
         m->cfg.eps_latent = o->eps_latent;
@@ -48,7 +47,8 @@ int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *r
     struct kd_k3_model *m;
     *out = NULL;
     if (o && o->part.ranks > 1 && (!o->comm || o->comm->ranks != o->part.ranks))
-        return kd_fail(err, KD_EINVAL, "a part of a model needs its group of %d ranks", o->part.ranks);
+        return kd_fail(err, KD_EINVAL, "a part of a model needs its group of %d ranks",
+                       o->part.ranks);
     if (kd_mem_zero(&m, 1, sizeof *m, "model", err))
         return -1;
     m->run = *run;
@@ -89,8 +89,8 @@ int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct k
 {
     struct kd_k3_seq *s;
     *out = NULL;
-    if (kd_mem_zero(&s, (int64_t)sizeof *s + m->cfg.layers * (int64_t)sizeof s->state[0], 1, "sequence",
-                    err))
+    if (kd_mem_zero(&s, (int64_t)sizeof *s + m->cfg.layers * (int64_t)sizeof s->state[0], 1,
+                    "sequence", err))
         return -1;
     s->layers = m->cfg.layers;
     for (int64_t l = 0; l < s->layers; l++)
@@ -121,20 +121,20 @@ struct pass {
     const struct kd_k3_feed *feeds;
     const struct kd_k3_options *o;
     int64_t feed_count;
-    int64_t *done;  /* [feeds] tokens fed so far */
-    int64_t *out;   /* [feeds] first row of each feed's logits */
-    int64_t *part;  /* [feeds] feed number of each segment */
+    int64_t *done; /* [feeds] tokens fed so far */
+    int64_t *out;  /* [feeds] first row of each feed's logits */
+    int64_t *part; /* [feeds] feed number of each segment */
     struct kd_k3_seg *segs;
     int64_t seg_count, rows;
-    int32_t *ids;   /* [rows] */
-    int32_t *topk;  /* [rows][topk] routing, for the trace */
+    int32_t *ids;  /* [rows] */
+    int32_t *topk; /* [rows][topk] routing, for the trace */
     float *weight;
     float *h;       /* [rows][hidden] */
     int64_t *place; /* [rows] logits row of each wanted row of h */
 };
 
-/* Chooses the tokens of the next pass. A feed that does not fit is cut at a multiple of the chunk, so
- * the cut changes no bits. */
+/* Chooses the tokens of the next pass. A feed that does not fit is cut at a multiple of the chunk,
+ * so the cut changes no bits. */
 static void next_pass(struct pass *p)
 {
     p->seg_count = p->rows = 0;
@@ -162,10 +162,12 @@ static void trace(const struct pass *p, const struct kd_k3_model *m, int64_t lay
         }
 }
 
-static int run_layers(struct kd_k3_model *m, struct pass *p, struct kd_k3_stream *st, struct kd_err *err)
+static int run_layers(struct kd_k3_model *m, struct pass *p, struct kd_k3_stream *st,
+                      struct kd_err *err)
 {
     const struct kd_k3_options *o = p->o;
-    struct kd_k3_probe probe = {.ids = p->topk, .w = p->weight, .experts_used = o ? o->experts_used : 0};
+    struct kd_k3_probe probe = {
+        .ids = p->topk, .w = p->weight, .experts_used = o ? o->experts_used : 0};
     for (int64_t l = 0; l < m->cfg.layers; l++) {
         for (int64_t s = 0; s < p->seg_count; s++)
             p->segs[s].state = &p->feeds[p->part[s]].seq->state[l];
@@ -199,8 +201,8 @@ static int64_t wanted(struct pass *p, int64_t hidden)
     return n;
 }
 
-static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_stream *st, float *logits,
-                 struct kd_err *err)
+static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_stream *st,
+                 float *logits, struct kd_err *err)
 {
     int64_t hid = m->cfg.hidden, vocab = m->cfg.vocab;
     if (kd_k3_final(&m->run, &m->cfg, &m->ends, st, p->h, err))
@@ -209,8 +211,8 @@ static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_strea
     for (int64_t i = 0, run; i < n; i += run) {
         for (run = 1; i + run < n && p->place[i + run] == p->place[i] + run; run++)
             ;
-        if (kd_mat_mul(&m->run, &m->ends.head, p->h + i * hid, hid, run, logits + p->place[i] * vocab,
-                       vocab, err))
+        if (kd_mat_mul(&m->run, &m->ends.head, p->h + i * hid, hid, run,
+                       logits + p->place[i] * vocab, vocab, err))
             return -1;
     }
     return 0;
@@ -233,10 +235,12 @@ static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct
     return rc;
 }
 
-/* All of a pass's arrays in one block, widest types first. */
-static int pass_init(struct pass *p, const struct kd_k3_model *m, void **block, struct kd_err *err)
+/* All of a pass's arrays in one block, widest types first. `tokens` are all that will be fed. */
+static int pass_init(struct pass *p, const struct kd_k3_model *m, int64_t tokens, void **block,
+                     struct kd_err *err)
 {
-    int64_t n = p->feed_count, rows = KD_K3_FORWARD_ROWS, k = m->cfg.topk;
+    int64_t n = p->feed_count, k = m->cfg.topk;
+    int64_t rows = tokens < KD_K3_FORWARD_ROWS ? tokens : KD_K3_FORWARD_ROWS;
     int64_t bytes = n * (int64_t)(3 * sizeof(int64_t) + sizeof(struct kd_k3_seg)) +
                     rows * (int64_t)(sizeof(int64_t) + sizeof(int32_t)) +
                     rows * (2 * k + m->cfg.hidden) * (int64_t)sizeof(float);
@@ -259,18 +263,20 @@ int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t
 {
     struct pass p = {.feeds = feeds, .o = o, .feed_count = count};
     void *block;
-    if (pass_init(&p, m, &block, err))
-        return -1;
     int64_t rows = 0, left = 0;
-    int rc = 0;
     for (int64_t f = 0; f < count; f++) {
-        p.out[f] = rows;
-        rows += feeds[f].want == 2 ? feeds[f].count : feeds[f].count ? feeds[f].want : 0;
         left += feeds[f].count;
         for (int64_t g = 0; g < f; g++)
             if (feeds[g].seq == feeds[f].seq)
-                rc = kd_fail(err, KD_EINVAL, "one sequence is fed twice in a batch");
+                return kd_fail(err, KD_EINVAL, "one sequence is fed twice in a batch");
     }
+    if (pass_init(&p, m, left, &block, err))
+        return -1;
+    for (int64_t f = 0; f < count; f++) {
+        p.out[f] = rows;
+        rows += feeds[f].want == 2 ? feeds[f].count : feeds[f].count ? feeds[f].want : 0;
+    }
+    int rc = 0;
     while (!rc && left) {
         next_pass(&p);
         rc = run_pass(m, &p, logits, err);

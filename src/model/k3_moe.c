@@ -30,19 +30,26 @@ static void situ_item(void *ctx, int64_t i, int worker)
 static void situ(const struct kd_run *r, const struct kd_k3_cfg *c, const float *g, const float *u,
                  float *out, int64_t count)
 {
-    struct situ_job j = {.kern = r->kern, .g = g, .u = u, .out = out, .beta = c->situ_beta,
-                         .linear = c->situ_linear, .count = count};
+    struct situ_job j = {.kern = r->kern,
+                         .g = g,
+                         .u = u,
+                         .out = out,
+                         .beta = c->situ_beta,
+                         .linear = c->situ_linear,
+                         .count = count};
     kd_pool_run(r->pool, (count + ELEM_CUT - 1) / ELEM_CUT, situ_item, &j);
 }
 
 int kd_k3_mlp_inner(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_mat *gate,
-                    const struct kd_mat *up, const float *x, int64_t T, float *out, struct kd_err *err)
+                    const struct kd_mat *up, const float *x, int64_t T, float *out,
+                    struct kd_err *err)
 {
     int64_t w = gate->rows;
     float *buf;
     if (kd_mem_new(&buf, T * w, sizeof *buf, "MLP scratch", err))
         return -1;
-    const struct kd_mat_job jobs[] = {{gate, x, c->hidden, T, out, w}, {up, x, c->hidden, T, buf, w}};
+    const struct kd_mat_job jobs[] = {{gate, x, c->hidden, T, out, w},
+                                      {up, x, c->hidden, T, buf, w}};
     int rc = kd_mat_mul_many(r, jobs, 2, err);
     if (!rc)
         situ(r, c, out, buf, out, T * w);
@@ -54,7 +61,7 @@ struct route_job {
     const struct kd_kern *kern;
     const struct kd_k3_cfg *c;
     const float *bias;
-    float *score; /* in: logits, out: sigmoid scores; [T][experts] */
+    float *score;  /* in: logits, out: sigmoid scores; [T][experts] */
     float *biased; /* [T][experts] */
     int64_t used;
     int32_t *ids;
@@ -104,8 +111,8 @@ static void route_item(void *ctx, int64_t t, int worker)
 }
 
 int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w, float *score,
-                struct kd_err *err)
+                const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w,
+                float *score, struct kd_err *err)
 {
     if (experts_used < 0 || experts_used > c->topk)
         return kd_fail(err, KD_EINVAL, "%lld experts a token: the model is made for up to %lld",
@@ -113,9 +120,14 @@ int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct 
     float *buf;
     if (kd_mem_new(&buf, 2 * T * c->experts, sizeof *buf, "router scores", err))
         return -1;
-    struct route_job j = {.kern = r->kern, .c = c, .bias = L->router_bias, .score = buf,
+    struct route_job j = {.kern = r->kern,
+                          .c = c,
+                          .bias = L->router_bias,
+                          .score = buf,
                           .biased = score ? score : buf + T * c->experts,
-                          .used = experts_used ? experts_used : c->topk, .ids = ids, .w = w};
+                          .used = experts_used ? experts_used : c->topk,
+                          .ids = ids,
+                          .w = w};
     int rc = kd_mat_mul(r, &L->router, x, c->hidden, T, buf, c->experts, err);
     if (!rc)
         kd_pool_run(r->pool, T, route_item, &j);
@@ -193,8 +205,8 @@ struct wave {
     struct kd_expert *ex;    /* of the experts with pairs, in order */
     struct kd_mat_job *jobs; /* two for each of them */
     int64_t count, inter;
-    float *x, *y;  /* [pairs][latent]: gathered inputs, outputs */
-    float *a, *b;  /* [pairs][inter] */
+    float *x, *y; /* [pairs][latent]: gathered inputs, outputs */
+    float *a, *b; /* [pairs][inter] */
     const float *z, *w;
     const int32_t *ids;
     float *u;
@@ -231,11 +243,14 @@ static int wave_experts(struct wave *v, struct kd_store *store, struct kd_err *e
             return -1;
         v->count++;
         if (!x->ready && (!store->wait || store->wait(store, v->layer, e, x, err)))
-            return store->wait ? -1 : kd_fail(err, KD_EINVAL, "expert %lld never becomes ready", (long long)e);
+            return store->wait
+                       ? -1
+                       : kd_fail(err, KD_EINVAL, "expert %lld never becomes ready", (long long)e);
         if (v->count == 1)
             v->inter = x->w1.rows;
         if (x->w1.rows != v->inter || x->w3.rows != v->inter || x->w2.cols != v->inter)
-            return kd_fail(err, KD_EINVAL, "experts of unlike widths in layer %lld", (long long)v->layer);
+            return kd_fail(err, KD_EINVAL, "experts of unlike widths in layer %lld",
+                           (long long)v->layer);
     }
     return 0;
 }
@@ -258,8 +273,10 @@ static int wave_products(struct wave *v, struct kd_err *err)
         int64_t n = v->g->start[e + 1] - v->g->start[e], at = v->g->start[e] - v->p0;
         if (!n)
             continue;
-        v->jobs[2 * i] = (struct kd_mat_job){&v->ex[i].w1, v->x + at * lat, lat, n, v->a + at * in, in};
-        v->jobs[2 * i + 1] = (struct kd_mat_job){&v->ex[i].w3, v->x + at * lat, lat, n, v->b + at * in, in};
+        v->jobs[2 * i] =
+            (struct kd_mat_job){&v->ex[i].w1, v->x + at * lat, lat, n, v->a + at * in, in};
+        v->jobs[2 * i + 1] =
+            (struct kd_mat_job){&v->ex[i].w3, v->x + at * lat, lat, n, v->b + at * in, in};
         i++;
     }
     if (kd_mat_mul_many(v->r, v->jobs, 2 * v->count, err))
@@ -297,9 +314,9 @@ static int wave_run(struct wave *v, struct kd_store *store, int64_t T, struct kd
     return rc;
 }
 
-int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer, struct kd_store *store,
-                  const float *z, const int32_t *ids, const float *w, int64_t T, float *u,
-                  struct kd_err *err)
+int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer,
+                  struct kd_store *store, const float *z, const int32_t *ids, const float *w,
+                  int64_t T, float *u, struct kd_err *err)
 {
     struct groups g;
     struct wave v = {.r = r, .c = c, .g = &g, .layer = layer, .z = z, .w = w, .ids = ids, .u = u};
@@ -327,8 +344,8 @@ int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t lay
     return rc ? kd_wrap(err, "experts of layer %lld", (long long)layer) : 0;
 }
 
-void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                       const float *u, int64_t T, float *out)
+void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c,
+                       const struct kd_k3_layer *L, const float *u, int64_t T, float *out)
 {
     int64_t n = c->latent;
     if (!L->routed_norm) {

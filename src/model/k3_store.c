@@ -22,7 +22,8 @@ static int fill(struct mapped *m, int64_t layer, struct kd_expert *table, struct
     for (int64_t e = 0; e < c->experts; e++) {
         char key[3][64];
         for (int i = 0; i < 3; i++)
-            snprintf(key[i], sizeof key[i], "block_sparse_moe.experts.%lld.w%d", (long long)e, i + 1);
+            snprintf(key[i], sizeof key[i], "block_sparse_moe.experts.%lld.w%d", (long long)e,
+                     i + 1);
         struct kd_expert *x = &table[e];
         x->tier = KD_TIER_HOST;
         x->ready = true;
@@ -38,8 +39,10 @@ static int get(struct kd_store *s, int64_t layer, int64_t expert, struct kd_expe
                struct kd_err *err)
 {
     struct mapped *m = s->ctx;
-    if (layer < m->cfg.dense_layers || layer >= m->cfg.layers || expert < 0 || expert >= m->cfg.experts)
-        return kd_fail(err, KD_EINVAL, "expert %lld of layer %lld", (long long)expert, (long long)layer);
+    if (layer < m->cfg.dense_layers || layer >= m->cfg.layers || expert < 0 ||
+        expert >= m->cfg.experts)
+        return kd_fail(err, KD_EINVAL, "expert %lld of layer %lld", (long long)expert,
+                       (long long)layer);
     if (!m->layer[layer]) {
         struct kd_expert *table;
         if (kd_mem_zero(&table, m->cfg.experts, sizeof *table, "expert table", err))

@@ -51,10 +51,12 @@ static void mix_item(void *ctx, int64_t t, int worker)
     }
 }
 
-static void mix_norm(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_stream *s,
-                     const float *query, const float *norm, float *out)
+static void mix_norm(const struct kd_run *r, const struct kd_k3_cfg *c,
+                     const struct kd_k3_stream *s, const float *query, const float *norm,
+                     float *out)
 {
-    struct mix_job j = {.kern = r->kern, .s = s, .query = query, .norm = norm, .eps = c->eps, .out = out};
+    struct mix_job j = {
+        .kern = r->kern, .s = s, .query = query, .norm = norm, .eps = c->eps, .out = out};
     kd_pool_run(r->pool, s->T, mix_item, &j);
 }
 
@@ -120,7 +122,8 @@ void kd_k3_add_ffn(const struct kd_run *r, struct kd_k3_stream *s, const float *
     kd_pool_run(r->pool, s->T, add_item, &j);
 }
 
-int kd_k3_stream_init(struct kd_k3_stream *s, const struct kd_k3_cfg *cfg, int64_t T, struct kd_err *err)
+int kd_k3_stream_init(struct kd_k3_stream *s, const struct kd_k3_cfg *cfg, int64_t T,
+                      struct kd_err *err)
 {
     memset(s, 0, sizeof *s);
     s->T = s->bank_rows = T;
@@ -148,8 +151,8 @@ int kd_k3_embed(const struct kd_run *r, const struct kd_k3_cfg *c, const struct 
     KD_ASSERT(T <= s->bank_rows);
     for (int64_t t = 0; t < T; t++) {
         if (ids[t] < 0 || ids[t] >= c->vocab)
-            return kd_fail(err, KD_EINVAL, "token %d at place %lld: the vocabulary has %lld", ids[t],
-                           (long long)t, (long long)c->vocab);
+            return kd_fail(err, KD_EINVAL, "token %d at place %lld: the vocabulary has %lld",
+                           ids[t], (long long)t, (long long)c->vocab);
         if (kd_mat_row(r, &e->embed, ids[t], s->p + t * c->hidden, err))
             return -1;
     }

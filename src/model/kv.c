@@ -9,16 +9,17 @@ static int64_t conv_floats(const struct kd_k3_cfg *c, int64_t heads)
     return 3 * (c->conv - 1) * heads * c->kda_dim;
 }
 
-int kd_k3_state_init(struct kd_k3_state *s, const struct kd_k3_cfg *cfg, const struct kd_k3_layer *L,
-                     struct kd_err *err)
+int kd_k3_state_init(struct kd_k3_state *s, const struct kd_k3_cfg *cfg,
+                     const struct kd_k3_layer *L, struct kd_err *err)
 {
     memset(s, 0, sizeof *s);
     if (L->mla)
         return 0;
-    if (kd_mem_zero(&s->S, L->heads * cfg->kda_dim, cfg->kda_dim * (int64_t)sizeof(float), "KDA state",
-                    err))
+    if (kd_mem_zero(&s->S, L->heads * cfg->kda_dim, cfg->kda_dim * (int64_t)sizeof(float),
+                    "KDA state", err))
         return -1;
-    if (kd_mem_zero(&s->conv, conv_floats(cfg, L->heads), sizeof(float), "convolution state", err)) {
+    if (kd_mem_zero(&s->conv, conv_floats(cfg, L->heads), sizeof(float), "convolution state",
+                    err)) {
         kd_k3_state_release(s);
         return -1;
     }
@@ -37,10 +38,10 @@ int64_t kd_k3_state_bytes(const struct kd_k3_cfg *cfg, int64_t context)
 {
     int64_t bytes = 0;
     for (int64_t l = 0; l < cfg->layers; l++)
-        bytes += (int64_t)sizeof(float) *
-                 (cfg->mla[l] ? context * (cfg->kv_lora + cfg->rope)
-                              : cfg->kda_heads * cfg->kda_dim * cfg->kda_dim +
-                                    conv_floats(cfg, cfg->kda_heads));
+        bytes +=
+            (int64_t)sizeof(float) * (cfg->mla[l] ? context * (cfg->kv_lora + cfg->rope)
+                                                  : cfg->kda_heads * cfg->kda_dim * cfg->kda_dim +
+                                                        conv_floats(cfg, cfg->kda_heads));
     return bytes;
 }
 

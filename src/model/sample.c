@@ -51,9 +51,10 @@ static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t
 {
     int64_t n = 0;
     for (int64_t i = 0; i < vocab; i++) {
-        double p = logits[i] != logits[i]  ? 0.0
-                   : logits[i] == max      ? 1.0
-                                           : exp_down(((double)logits[i] - (double)max) / s->temperature);
+        double p = logits[i] != logits[i] ? 0.0
+                   : logits[i] == max
+                       ? 1.0
+                       : exp_down(((double)logits[i] - (double)max) / s->temperature);
         if (p > 0.0)
             c[n++] = (struct cand){p, (int32_t)i};
     }

@@ -21,7 +21,8 @@ struct rank {
 
 static float part(int rank, int round, int64_t i)
 {
-    return (float)((i * 2654435761u + (int64_t)rank * 40503 + round * 97) % 100003) * 0.001f - 40.0f;
+    return (float)((i * 2654435761u + (int64_t)rank * 40503 + round * 97) % 100003) * 0.001f -
+           40.0f;
 }
 
 static void *sum_rounds(void *arg)
@@ -98,6 +99,7 @@ static void unlike_counts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(ascending_sums), cmocka_unit_test(unlike_counts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ascending_sums),
+                                       cmocka_unit_test(unlike_counts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

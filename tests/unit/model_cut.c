@@ -1,12 +1,14 @@
-/* What must not matter: how a prompt is cut, who else is in the batch, how many threads there are and
- * which instruction set. Cuts change last bits only in KDA (docs/numerics.md), the rest nothing. */
+/* What must not matter: how a prompt is cut, who else is in the batch, how many threads there are
+ * and which instruction set. Cuts change last bits only in KDA (docs/numerics.md), the rest
+ * nothing. */
 #include "model_kat.h"
 
 static void same_bits(const float *a, const float *b, int64_t n, const char *what)
 {
     for (int64_t i = 0; i < n; i++)
         if (kd_f32_bits(a[i]) != kd_f32_bits(b[i]))
-            fail_msg("%s: value %lld is %a, not %a", what, (long long)i, (double)a[i], (double)b[i]);
+            fail_msg("%s: value %lld is %a, not %a", what, (long long)i, (double)a[i],
+                     (double)b[i]);
 }
 
 /* The longest golden prompt, 259 tokens. */
@@ -126,8 +128,8 @@ static void batch(void **state)
 }
 
 /* Logits of the last rows of `count` tokens fed in one call. */
-static void last_rows(const char *dir, enum kd_isa isa, int threads, const int32_t *ids, int64_t count,
-                      int64_t split, float *out)
+static void last_rows(const char *dir, enum kd_isa isa, int threads, const int32_t *ids,
+                      int64_t count, int64_t split, float *out)
 {
     struct fixture f;
     struct kd_k3_seq *s;
@@ -200,8 +202,9 @@ static void bad_ids(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cuts),           cmocka_unit_test(cuts_softplus), cmocka_unit_test(batch),
-        cmocka_unit_test(threads_and_sets), cmocka_unit_test(long_feed),   cmocka_unit_test(bad_ids),
+        cmocka_unit_test(cuts),      cmocka_unit_test(cuts_softplus),
+        cmocka_unit_test(batch),     cmocka_unit_test(threads_and_sets),
+        cmocka_unit_test(long_feed), cmocka_unit_test(bad_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,7 +31,8 @@ static void after_layer(void *ctx, int64_t layer, const struct kd_k3_stream *s)
     const struct kd_tensor *t = tensor(g, "stream", layer + 1);
     assert_non_null(t);
     assert_int_equal(t->shape[0], s->T);
-    double rel = apart(floats_of(t), s->p, s->T * s->hidden) / greatest(floats_of(t), s->T * s->hidden);
+    double rel =
+        apart(floats_of(t), s->p, s->T * s->hidden) / greatest(floats_of(t), s->T * s->hidden);
     g->worst_stream = rel > g->worst_stream || rel != rel ? rel : g->worst_stream;
 }
 
@@ -41,7 +42,8 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void routed(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids, const float *w)
+static void routed(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids,
+                   const float *w)
 {
     struct golden *g = ctx;
     int64_t k = kd_k3_config(g->f->m)->topk;
@@ -63,13 +65,15 @@ static void check_prompt(struct golden *g, const struct kd_json *entry)
     int64_t T = ids->shape[0];
     float *logits = new_floats(T * c->vocab);
     struct kd_k3_seq *s;
-    struct kd_k3_options o = {.trace = routed, .trace_ctx = g, .after_layer = after_layer, .after_ctx = g};
+    struct kd_k3_options o = {
+        .trace = routed, .trace_ctx = g, .after_layer = after_layer, .after_ctx = g};
     must(kd_k3_seq_open(&s, g->f->m, &err));
     struct kd_k3_feed feed = {s, (const int32_t *)(const void *)ids->data, T, 2};
     must(kd_k3_forward(g->f->m, &feed, 1, &o, logits, &err));
     assert_int_equal(kd_k3_seq_pos(s), T);
     kd_k3_seq_close(s);
-    double rel = apart(floats_of(want), logits, T * c->vocab) / greatest(floats_of(want), T * c->vocab);
+    double rel =
+        apart(floats_of(want), logits, T * c->vocab) / greatest(floats_of(want), T * c->vocab);
     g->worst_logits = rel > g->worst_logits || rel != rel ? rel : g->worst_logits;
 
     const struct kd_json *more = kd_json_get(entry, "greedy_ids");
@@ -100,8 +104,9 @@ static void check_model(const char *dir, enum kd_isa isa, double bound)
         g.prompt = (int64_t)i;
         check_prompt(&g, kd_json_at(list, i));
     }
-    printf("%s %s: stream %.2e, logits %.2e of the largest; %lld expert ids, %lld greedy ids\n", dir, f.kern.name,
-           g.worst_stream, g.worst_logits, (long long)g.routed, (long long)g.continued);
+    printf("%s %s: stream %.2e, logits %.2e of the largest; %lld expert ids, %lld greedy ids\n",
+           dir, f.kern.name, g.worst_stream, g.worst_logits, (long long)g.routed,
+           (long long)g.continued);
     assert_true(g.routed > 0 && g.continued >= 72);
     assert_true(g.worst_stream <= bound);
     assert_true(g.worst_logits <= bound);

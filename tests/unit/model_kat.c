@@ -1,8 +1,8 @@
 /* The known-answer test and the unit values of the K3 specification (7.3). The numbers are the
  * specification's, made by its double-precision program. Thirteen layers of this model enlarge the
- * rounding of fp32 sums about twentyfold: bounds are 2e-5 relative near the input, and for the stream
- * and the logits absolute, still under a fifth of what the smallest visible mistake moves (latent
- * epsilon: 3e-4). */
+ * rounding of fp32 sums about twentyfold: bounds are 2e-5 relative near the input, and for the
+ * stream and the logits absolute, still under a fifth of what the smallest visible mistake moves
+ * (latent epsilon: 3e-4). */
 #include "model_kat.h"
 
 static char dir[512];
@@ -10,7 +10,7 @@ static char dir[512];
 struct answer {
     int64_t t;
     int32_t best;
-    int count;        /* logits given */
+    int count; /* logits given */
     double logits[8];
     double sum, sum2; /* NaN: not given */
 };
@@ -21,7 +21,8 @@ static void near(double got, double want, double rel, double abs, const char *wh
         fail_msg("%s: %.9g, not %.9g", what, got, want);
 }
 
-static void all_near(const float *got, const double *want, int n, double rel, double abs, const char *what)
+static void all_near(const float *got, const double *want, int n, double rel, double abs,
+                     const char *what)
 {
     char name[128];
     for (int i = 0; i < n; i++) {
@@ -54,13 +55,27 @@ static void check_answers(const float *logits, const struct answer *a, int count
     }
 }
 
-static const struct answer eps5[] = {
-    {0, 57, 8, {-0.708697291, 1.00673703, 0.15633632, -0.369466716, 0.505685743, -0.854418434, -1.28349507,
-                0.0688832958}, -2.21917294, 22.072783},
-    {6, 40, 8, {0.796620555, -0.0975754814, -0.145042124, -0.679842619, -0.236477627, 0.602420613,
-                0.699197156, -0.21537539}, 1.28469414, 25.7575352},
-    {69, 47, 8, {-0.154325432, 0.164374049, 0.743475322, -0.103601969, 0.463812737, 0.466739482, 0.151889534,
-                 -0.304299546}, 0.0436466185, 17.9825727}};
+static const struct answer eps5[] = {{0,
+                                      57,
+                                      8,
+                                      {-0.708697291, 1.00673703, 0.15633632, -0.369466716,
+                                       0.505685743, -0.854418434, -1.28349507, 0.0688832958},
+                                      -2.21917294,
+                                      22.072783},
+                                     {6,
+                                      40,
+                                      8,
+                                      {0.796620555, -0.0975754814, -0.145042124, -0.679842619,
+                                       -0.236477627, 0.602420613, 0.699197156, -0.21537539},
+                                      1.28469414,
+                                      25.7575352},
+                                     {69,
+                                      47,
+                                      8,
+                                      {-0.154325432, 0.164374049, 0.743475322, -0.103601969,
+                                       0.463812737, 0.466739482, 0.151889534, -0.304299546},
+                                      0.0436466185,
+                                      17.9825727}};
 static const struct answer eps6[] = {
     {0, 57, 4, {-0.708397673, 1.00642691, 0.156314943, -0.369251126}, NAN, NAN},
     {6, 40, 4, {0.928324764, -0.0639244595, -0.13633875, -0.745797671}, NAN, 27.0042448},
@@ -73,7 +88,8 @@ static void tokens(int32_t ids[KAT_TOKENS])
 }
 
 /* step tokens at a time */
-static void answers(float eps, int64_t step, enum kd_isa isa, const char *where, const struct answer *a)
+static void answers(float eps, int64_t step, enum kd_isa isa, const char *where,
+                    const struct answer *a)
 {
     struct fixture f;
     struct kd_k3_open o = {.eps_latent = eps};
@@ -143,8 +159,8 @@ static void staged_open(struct staged *g, int64_t T)
     must(kd_k3_store_open(&g->store, &g->cfg, ck, NULL, &err));
     must(kd_k3_stream_init(&g->s, &g->cfg, T, &err));
     must(kd_k3_embed(&g->f.run, &g->cfg, &g->ends, ids, T, &g->s, &err));
-    float **const rows[] = {&g->x, &g->y, &g->a, &g->f_out, &g->ffn_x, &g->z, &g->u,
-                            &g->un, &g->inner, &g->shared, &g->w, &g->score};
+    float **const rows[] = {&g->x, &g->y,  &g->a,     &g->f_out,  &g->ffn_x, &g->z,
+                            &g->u, &g->un, &g->inner, &g->shared, &g->w,     &g->score};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         *rows[i] = new_floats(T * 96);
     g->ids = calloc((size_t)T * 3, sizeof *g->ids);
@@ -188,8 +204,8 @@ static void staged_next(struct staged *g)
 
 static void staged_close(struct staged *g)
 {
-    float *const rows[] = {g->x, g->y, g->a, g->f_out, g->ffn_x, g->z, g->u,
-                           g->un, g->inner, g->shared, g->w, g->score};
+    float *const rows[] = {g->x, g->y,  g->a,     g->f_out,  g->ffn_x, g->z,
+                           g->u, g->un, g->inner, g->shared, g->w,     g->score};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         free(rows[i]);
     free(g->ids);
@@ -214,9 +230,9 @@ static const double table[KAT_LAYERS][6] = {
     {-0.0299825436, 3.42349349, -0.379041878, 300.768491, 107.812943, 175.801288},
     {2.37406836, 1.16758129, 0.511724971, 450.209522, 110.615959, 75.4714544},
     {3.76239567, 1.87033833, 1.38782308, 758.282927, 145.569358, 104.714544}};
-static const int32_t routing[KAT_LAYERS][3] = {{0},        {11, 4, 10}, {10, 11, 2}, {4, 11, 0}, {9, 4, 7},
-                                               {4, 1, 5},  {2, 10, 3},  {3, 6, 0},   {5, 10, 8}, {2, 5, 0},
-                                               {1, 0, 3},  {1, 6, 3},   {5, 10, 11}};
+static const int32_t routing[KAT_LAYERS][3] = {
+    {0},       {11, 4, 10}, {10, 11, 2}, {4, 11, 0}, {9, 4, 7}, {4, 1, 5},  {2, 10, 3},
+    {3, 6, 0}, {5, 10, 8},  {2, 5, 0},   {1, 0, 3},  {1, 6, 3}, {5, 10, 11}};
 static const double route_w[5][3] = {{0},
                                      {0.362290009, 0.318570623, 0.319139368},
                                      {0.378913067, 0.281687651, 0.339399282},
@@ -295,7 +311,8 @@ static void token_zero(void **state)
 {
     static const double x0[] = {0.301759914, -0.265925925, 1.14812991};
     static const double q0[] = {-0.343421673, -0.0473185652, -0.798983284};
-    static const double z0[] = {0.791340668, 0.626076653, 0.355395073}, z2[] = {-1.09938477, -0.419238698, -0.0204443272};
+    static const double z0[] = {0.791340668, 0.626076653, 0.355395073},
+                        z2[] = {-1.09938477, -0.419238698, -0.0204443272};
     static const double beta0[] = {0.258836855, 0.684991185, 0.679402182};
     static const double S0[] = {-0.0444222264, -0.00290170736, -0.0332273818};
     static const double S25[] = {-0.000306803614, 4.29106779e-05, 2.15151318e-06};
@@ -303,8 +320,10 @@ static void token_zero(void **state)
     static const double x1[] = {-0.302092369, -1.02106089, 0.187064147};
     static const double score[] = {0.511158405, 0.573082253, 0.307624411};
     static const double z1[] = {0.743858664, 0.270563669, 0.167538608};
-    static const double situ9[] = {17.5704444, 11.7582485, -3.0719045}, out9[] = {6.08816585, 3.33550109, 0.486185969};
-    static const double shared[] = {-4.2802016, -1.22867734, 0.905605945}, f1[] = {-4.45305428, -0.990973762, 1.00486258};
+    static const double situ9[] = {17.5704444, 11.7582485, -3.0719045},
+                        out9[] = {6.08816585, 3.33550109, 0.486185969};
+    static const double shared[] = {-4.2802016, -1.22867734, 0.905605945},
+                        f1[] = {-4.45305428, -0.990973762, 1.00486258};
     struct staged g;
     float buf[64], fa[16], up[32], gate[32];
     (void)state;
@@ -388,6 +407,43 @@ static void generator(void **state)
     kd_ckpt_close(ck);
 }
 
+/* Opens, feeds and closes with the n-th allocation failing, for every n: an error each time, never
+ * a leak, until all succeed. */
+static void out_of_memory(void **state)
+{
+    struct kd_kern kern;
+    struct kd_run run = {.kern = &kern};
+    int32_t ids[9];
+    float *logits = new_floats(2 * KAT_VOCAB);
+    bool failed = true;
+    int64_t n;
+    (void)state;
+    for (int64_t t = 0; t < 9; t++)
+        ids[t] = kat_token(t);
+    must(kd_kern_pick(&kern, &err));
+    int64_t before = kd_mem_live_bytes();
+    for (n = 1; failed && n < 10000; n += n < 100 ? 1 : 7) {
+        struct kd_k3_model *m = NULL;
+        struct kd_k3_seq *s = NULL;
+        kd_mem_fail_nth(n);
+        failed = kd_k3_open(&m, dir, &run, NULL, &err) || kd_k3_seq_open(&s, m, &err);
+        if (!failed) {
+            struct kd_k3_feed feed = {s, ids, 8, 1};
+            failed = kd_k3_forward(m, &feed, 1, NULL, logits, &err) != 0;
+            feed = (struct kd_k3_feed){s, ids + 8, 1, 1};
+            failed = failed || kd_k3_forward(m, &feed, 1, NULL, logits, &err) != 0;
+        }
+        if (failed)
+            assert_int_equal(err.code, KD_ENOMEM);
+        kd_mem_fail_nth(0);
+        kd_k3_seq_close(s);
+        kd_k3_close(m);
+        assert_int_equal(kd_mem_live_bytes(), before);
+    }
+    assert_true(!failed && n > 100);
+    free(logits);
+}
+
 static int make(void **state)
 {
     const struct kat plain = {0};
@@ -406,8 +462,10 @@ static int drop(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(generator),        cmocka_unit_test(known_answers), cmocka_unit_test(layer_table),
-        cmocka_unit_test(token_zero),       cmocka_unit_test(last_states),   cmocka_unit_test(bare_text_config),
+        cmocka_unit_test(generator),     cmocka_unit_test(known_answers),
+        cmocka_unit_test(layer_table),   cmocka_unit_test(token_zero),
+        cmocka_unit_test(last_states),   cmocka_unit_test(bare_text_config),
+        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, make, drop);
 }

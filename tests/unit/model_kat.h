@@ -1,6 +1,6 @@
-/* The known-answer model K3-KAT of the K3 specification (7.3): written to a folder by formula, so that
- * the real loader reads it. Variants: a config without gate_lower_bound, one without a cap on the up
- * branch, one as a bare text config with F32 trunk and unprefixed names. */
+/* The known-answer model K3-KAT of the K3 specification (7.3): written to a folder by formula, so
+ * that the real loader reads it. Variants: a config without gate_lower_bound, one without a cap on
+ * the up branch, one as a bare text config with F32 trunk and unprefixed names. */
 #ifndef KD_TEST_MODEL_KAT_H
 #define KD_TEST_MODEL_KAT_H
 
@@ -46,8 +46,8 @@ static inline float kat_value(const char *name, char kind, int e, int64_t i)
 }
 
 /* name without "language_model."; the formula always takes the full one. */
-static inline void kat_add(struct kat_writer *g, const char *name, char kind, int e, int64_t a, int64_t b,
-                           int64_t c, bool f32)
+static inline void kat_add(struct kat_writer *g, const char *name, char kind, int e, int64_t a,
+                           int64_t b, int64_t c, bool f32)
 {
     char full[256];
     const int64_t shape[3] = {a, b, c};
@@ -62,7 +62,8 @@ static inline void kat_add(struct kat_writer *g, const char *name, char kind, in
     }
     for (int64_t i = 0; i < n; i++) {
         if (*dtype == 'U') {
-            uint8_t byte = (uint8_t)(kind == 'P' ? kat_byte(full, i) : (unsigned)e + (kat_byte(full, i) & 3));
+            uint8_t byte =
+                (uint8_t)(kind == 'P' ? kat_byte(full, i) : (unsigned)e + (kat_byte(full, i) & 3));
             must(kd_st_put(&g->w, &byte, 1, &err));
             continue;
         }
@@ -72,8 +73,8 @@ static inline void kat_add(struct kat_writer *g, const char *name, char kind, in
     }
 }
 
-static inline void kat_layer_add(struct kat_writer *g, int64_t l, const char *suffix, char kind, int e,
-                                 int64_t a, int64_t b, int64_t c, bool f32)
+static inline void kat_layer_add(struct kat_writer *g, int64_t l, const char *suffix, char kind,
+                                 int e, int64_t a, int64_t b, int64_t c, bool f32)
 {
     char name[192];
     snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)l, suffix);
@@ -129,7 +130,8 @@ static inline void kat_moe(struct kat_writer *g, int64_t l)
     char name[128];
     kat_layer_add(g, l, "block_sparse_moe.gate.weight", 'M', -3, 12, 64, 0, false);
     kat_layer_add(g, l, "block_sparse_moe.gate.e_score_correction_bias", 'M', -2, 12, 0, 0, true);
-    kat_layer_add(g, l, "block_sparse_moe.routed_expert_down_proj.weight", 'M', -3, 32, 64, 0, false);
+    kat_layer_add(g, l, "block_sparse_moe.routed_expert_down_proj.weight", 'M', -3, 32, 64, 0,
+                  false);
     kat_layer_add(g, l, "block_sparse_moe.routed_expert_norm.weight", 'N', 0, 32, 0, 0, false);
     kat_layer_add(g, l, "block_sparse_moe.routed_expert_up_proj.weight", 'M', -3, 64, 32, 0, false);
     kat_mlp(g, l, "block_sparse_moe.shared_experts.", 64);
@@ -167,33 +169,35 @@ static inline void kat_tensors(struct kat_writer *g)
 static inline void kat_config(const struct kat *k, struct kd_buf *b)
 {
     if (!k->bare)
-        kd_buf_str(b, "{\"architectures\":[\"KimiK3ForConditionalGeneration\"],\"model_type\":\"kimi_k3\","
-                      "\"text_config\":");
-    kd_buf_str(b,
-               "{\"architectures\":[\"KimiLinearForCausalLM\"],\"model_type\":\"kimi_linear\","
-               "\"activation_situ_beta\":4.0,\"attn_res_block_size\":5,\"bos_token_id\":0,"
-               "\"eos_token_id\":63,\"pad_token_id\":62,\"first_k_dense_replace\":1,"
-               "\"hidden_act\":\"situ\",\"hidden_size\":64,\"intermediate_size\":96,\"kv_lora_rank\":40,"
-               "\"latent_moe_use_norm\":true,\"max_position_embeddings\":1048576,\"mla_use_nope\":true,"
-               "\"mla_use_output_gate\":true,\"moe_intermediate_size\":32,\"moe_layer_freq\":1,"
-               "\"moe_renormalize\":true,\"moe_router_activation_func\":\"sigmoid\","
-               "\"num_attention_heads\":3,\"num_expert_group\":1,\"num_experts\":12,"
-               "\"num_experts_per_token\":3,\"num_hidden_layers\":13,\"num_key_value_heads\":3,"
-               "\"num_nextn_predict_layers\":0,\"num_shared_experts\":2,\"q_lora_rank\":24,"
-               "\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,\"rms_norm_eps\":1e-05,"
-               "\"routed_expert_hidden_size\":32,\"routed_scaling_factor\":1.0,"
-               "\"tie_word_embeddings\":false,\"topk_group\":1,\"topk_method\":\"noaux_tc\","
-               "\"use_cache\":true,\"use_grouped_topk\":true,\"v_head_dim\":16,\"vocab_size\":64,");
-    kd_buf_str(b, k->uncapped ? "\"activation_situ_linear_beta\":null," : "\"activation_situ_linear_beta\":25.0,");
+        kd_buf_str(
+            b, "{\"architectures\":[\"KimiK3ForConditionalGeneration\"],\"model_type\":\"kimi_k3\","
+               "\"text_config\":");
+    kd_buf_str(
+        b,
+        "{\"architectures\":[\"KimiLinearForCausalLM\"],\"model_type\":\"kimi_linear\","
+        "\"activation_situ_beta\":4.0,\"attn_res_block_size\":5,\"bos_token_id\":0,"
+        "\"eos_token_id\":63,\"pad_token_id\":62,\"first_k_dense_replace\":1,"
+        "\"hidden_act\":\"situ\",\"hidden_size\":64,\"intermediate_size\":96,\"kv_lora_rank\":40,"
+        "\"latent_moe_use_norm\":true,\"max_position_embeddings\":1048576,\"mla_use_nope\":true,"
+        "\"mla_use_output_gate\":true,\"moe_intermediate_size\":32,\"moe_layer_freq\":1,"
+        "\"moe_renormalize\":true,\"moe_router_activation_func\":\"sigmoid\","
+        "\"num_attention_heads\":3,\"num_expert_group\":1,\"num_experts\":12,"
+        "\"num_experts_per_token\":3,\"num_hidden_layers\":13,\"num_key_value_heads\":3,"
+        "\"num_nextn_predict_layers\":0,\"num_shared_experts\":2,\"q_lora_rank\":24,"
+        "\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,\"rms_norm_eps\":1e-05,"
+        "\"routed_expert_hidden_size\":32,\"routed_scaling_factor\":1.0,"
+        "\"tie_word_embeddings\":false,\"topk_group\":1,\"topk_method\":\"noaux_tc\","
+        "\"use_cache\":true,\"use_grouped_topk\":true,\"v_head_dim\":16,\"vocab_size\":64,");
+    kd_buf_str(b, k->uncapped ? "\"activation_situ_linear_beta\":null,"
+                              : "\"activation_situ_linear_beta\":25.0,");
     kd_buf_printf(b,
                   "\"linear_attn_config\":{%s\"full_attn_layers\":[4,8,12,13],"
                   "\"kda_layers\":[1,2,3,5,6,7,9,10,11],\"head_dim\":16,\"num_heads\":3,"
                   "\"short_conv_kernel_size\":4,\"use_full_rank_gate\":true},",
                   k->softplus ? "" : "\"gate_lower_bound\":-5.0,");
-    kd_buf_str(b,
-               "\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
-               "\"format\":\"mxfp4-pack-quantized\",\"config_groups\":{\"group_0\":{\"weights\":"
-               "{\"group_size\":32,\"num_bits\":4,\"symmetric\":true,\"type\":\"float\"}}}}}");
+    kd_buf_str(b, "\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+                  "\"format\":\"mxfp4-pack-quantized\",\"config_groups\":{\"group_0\":{\"weights\":"
+                  "{\"group_size\":32,\"num_bits\":4,\"symmetric\":true,\"type\":\"float\"}}}}}");
     if (!k->bare)
         kd_buf_char(b, '}');
 }

@@ -39,11 +39,12 @@ static void same(const float *got, const float *want, int64_t n, const char *wha
 {
     for (int64_t i = 0; i < n; i++)
         if (!(fabs((double)got[i] - (double)want[i]) <= tol_abs + tol_rel * fabs((double)want[i])))
-            fail_msg("%s[%lld]: %.9g, not %.9g", what, (long long)i, (double)got[i], (double)want[i]);
+            fail_msg("%s[%lld]: %.9g, not %.9g", what, (long long)i, (double)got[i],
+                     (double)want[i]);
 }
 
-/* The mix is followed by the layer's input norm: with a norm of ones that is undone by the mix's own
- * length, computed here from the expected values. */
+/* The mix is followed by the layer's input norm: with a norm of ones that is undone by the mix's
+ * own length, computed here from the expected values. */
 static void attnres(void **state)
 {
     struct kd_json *j = load("attnres");
@@ -61,7 +62,8 @@ static void attnres(void **state)
             memcpy(bank + (b * 4 + t) * 128, res + (t * 8 + b) * 128, 128 * sizeof *bank);
     struct kd_k3_cfg c = {.hidden = 128, .eps = 1e-5f, .block = 1, .layers = 12};
     struct kd_k3_layer L = {.index = 8, .attn_res = query, .input_norm = ones};
-    struct kd_k3_stream s = {.T = 4, .hidden = 128, .banks = 8, .started = true, .p = p, .bank = bank, .bank_rows = 4};
+    struct kd_k3_stream s = {
+        .T = 4, .hidden = 128, .banks = 8, .started = true, .p = p, .bank = bank, .bank_rows = 4};
     must(kd_k3_attn_in(&run, &c, &L, &s, x, &err));
     for (int t = 0; t < 4; t++) {
         double ss = 0;
@@ -82,8 +84,10 @@ static void kda_decay(void **state)
     struct kd_json *j = load("kda_decay");
     float *z = array(j, "z", NULL), *a = array(j, "A_log", NULL), *dt = array(j, "dt_bias", NULL);
     float *want = array(j, "g", NULL), *alpha = array(j, "alpha", NULL), tmp[32], got[16], ea[4];
-    struct kd_k3_cfg c = {.kda_dim = 16, .bounded_gate = true,
-                          .gate_lower_bound = (float)kd_json_num_value(kd_json_get(j, "lower_bound"))};
+    struct kd_k3_cfg c = {.kda_dim = 16,
+                          .bounded_gate = true,
+                          .gate_lower_bound =
+                              (float)kd_json_num_value(kd_json_get(j, "lower_bound"))};
     (void)state;
     kern.exp(a, ea, 4);
     for (int t = 0; t < 4; t++)
@@ -118,13 +122,15 @@ static void kda_recur1(void **state)
 {
     struct kd_json *j = load("kda_recur1");
     float *q = array(j, "q", NULL), *k = array(j, "k", NULL), *v = array(j, "v", NULL);
-    float *alpha = array(j, "alpha", NULL), *beta = array(j, "beta", NULL), *want = array(j, "out", NULL);
+    float *alpha = array(j, "alpha", NULL), *beta = array(j, "beta", NULL),
+          *want = array(j, "out", NULL);
     float *after = array(j, "state_out", NULL), *S = new_floats(4 * 256), out[16], scaled[16];
     (void)state;
     for (int h = 0; h < 4; h++) {
         for (int i = 0; i < 16; i++)
             scaled[i] = q[h * 16 + i] * 0.25f;
-        kern.kda_step(S + h * 256, scaled, k + h * 16, v + h * 16, alpha + h * 16, beta[h], 16, 16, out);
+        kern.kda_step(S + h * 256, scaled, k + h * 16, v + h * 16, alpha + h * 16, beta[h], 16, 16,
+                      out);
         same(out, want + h * 16, 16, "out");
     }
     same(S, after, 4 * 256, "state");
@@ -159,10 +165,13 @@ static void shortconv(void **state)
 static void router(void **state)
 {
     struct kd_json *j = load("router");
-    float *w = array(j, "gate_weight", NULL), *bias = array(j, "bias", NULL), *in = array(j, "in", NULL);
-    float *idx = array(j, "topk_idx", NULL), *want = array(j, "topk_weight", NULL), got[12], one[12], score[48];
+    float *w = array(j, "gate_weight", NULL), *bias = array(j, "bias", NULL),
+          *in = array(j, "in", NULL);
+    float *idx = array(j, "topk_idx", NULL), *want = array(j, "topk_weight", NULL), got[12],
+          one[12], score[48];
     int32_t ids[12];
-    struct kd_k3_cfg c = {.hidden = 128, .experts = 8, .topk = 2, .routed_scale = 1.0f, .renormalize = true};
+    struct kd_k3_cfg c = {
+        .hidden = 128, .experts = 8, .topk = 2, .routed_scale = 1.0f, .renormalize = true};
     struct kd_k3_layer L = {.router = mat(w, 8, 128), .router_bias = bias};
     (void)state;
     must(kd_k3_route(&run, &c, &L, in, 6, 0, ids, got, score, &err));
@@ -200,7 +209,8 @@ struct memory {
     int gets, waits, dones;
 };
 
-static int memory_get(struct kd_store *s, int64_t layer, int64_t expert, struct kd_expert *out, struct kd_err *e)
+static int memory_get(struct kd_store *s, int64_t layer, int64_t expert, struct kd_expert *out,
+                      struct kd_err *e)
 {
     struct memory *m = s->ctx;
     (void)layer;
@@ -211,7 +221,8 @@ static int memory_get(struct kd_store *s, int64_t layer, int64_t expert, struct 
     return 0;
 }
 
-static int memory_wait(struct kd_store *s, int64_t layer, int64_t expert, struct kd_expert *out, struct kd_err *e)
+static int memory_wait(struct kd_store *s, int64_t layer, int64_t expert, struct kd_expert *out,
+                       struct kd_err *e)
 {
     struct memory *m = s->ctx;
     (void)layer;
@@ -246,14 +257,26 @@ static void moe(void **state)
         m.e[e].w3 = mat(TAKE(key[2]), 48, 64);
     }
     m.s.ctx = &m;
-    struct kd_k3_cfg c = {.hidden = 128, .experts = 8, .topk = 2, .routed_scale = 1.0f, .renormalize = true,
-                          .latent_norm = true, .latent = 64, .moe_inter = 48, .eps = 1e-5f, .situ_beta = 4.0f,
+    struct kd_k3_cfg c = {.hidden = 128,
+                          .experts = 8,
+                          .topk = 2,
+                          .routed_scale = 1.0f,
+                          .renormalize = true,
+                          .latent_norm = true,
+                          .latent = 64,
+                          .moe_inter = 48,
+                          .eps = 1e-5f,
+                          .situ_beta = 4.0f,
                           .situ_linear = 25.0f};
-    struct kd_k3_layer L = {.index = 1, .moe = true, .router = mat(TAKE("gate_weight"), 8, 128),
+    struct kd_k3_layer L = {.index = 1,
+                            .moe = true,
+                            .router = mat(TAKE("gate_weight"), 8, 128),
                             .router_bias = TAKE("e_score_correction_bias"),
                             .routed_down = mat(TAKE("down_weight"), 64, 128),
-                            .routed_up = mat(TAKE("up_weight"), 128, 64), .routed_norm = TAKE("norm_weight"),
-                            .gate = mat(TAKE("shared_w1_weight"), 96, 128), .up = mat(TAKE("shared_w3_weight"), 96, 128),
+                            .routed_up = mat(TAKE("up_weight"), 128, 64),
+                            .routed_norm = TAKE("norm_weight"),
+                            .gate = mat(TAKE("shared_w1_weight"), 96, 128),
+                            .up = mat(TAKE("shared_w3_weight"), 96, 128),
                             .down = mat(TAKE("shared_w2_weight"), 128, 96)};
     const float *x = TAKE("in"), *want = TAKE("out");
     float z[192], u[192], w[6], inner[288], f[384], g[384];
@@ -291,7 +314,7 @@ static int start(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(attnres),   cmocka_unit_test(kda_decay), cmocka_unit_test(softplus),
+        cmocka_unit_test(attnres),    cmocka_unit_test(kda_decay), cmocka_unit_test(softplus),
         cmocka_unit_test(kda_recur1), cmocka_unit_test(shortconv), cmocka_unit_test(router),
         cmocka_unit_test(moe),
     };

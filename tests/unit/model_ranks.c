@@ -1,4 +1,5 @@
-/* Tensor parallelism over threads: k3-mini's logits with one and two ranks, and cuts that do not fit. */
+/* Tensor parallelism over threads: k3-mini's logits with one and two ranks, and cuts that do not
+ * fit. */
 #include "model_kat.h"
 
 #include <pthread.h>
@@ -50,7 +51,9 @@ static void run_ranks(const char *dir, int ranks, const int32_t *ids, int64_t co
     pthread_t t[4];
     must(kd_comm_local_open(comms, ranks, &err));
     for (int i = 0; i < ranks; i++) {
-        r[i] = (struct rank){.dir = dir, .ids = ids, .count = count,
+        r[i] = (struct rank){.dir = dir,
+                             .ids = ids,
+                             .count = count,
                              .open = {.comm = &comms[i], .part = {i, ranks}}};
         r[i].logits = new_floats(count * vocab);
         assert_int_equal(pthread_create(&t[i], NULL, rank_thread, &r[i]), 0);
@@ -80,7 +83,8 @@ static void mini_two_ranks(void **state)
         if (two[i].failed || one[0].failed)
             fail_msg("%s %s", one[0].err.msg, two[i].err.msg);
     assert_memory_equal(two[0].logits, two[1].logits, COUNT * VOCAB * sizeof(float));
-    double rel = apart(one[0].logits, two[0].logits, COUNT * VOCAB) / greatest(one[0].logits, COUNT * VOCAB);
+    double rel =
+        apart(one[0].logits, two[0].logits, COUNT * VOCAB) / greatest(one[0].logits, COUNT * VOCAB);
     printf("1 and 2 ranks: %.2e of the largest apart\n", rel);
     assert_true(rel <= 1e-5);
     assert_true(rel > 0); /* sums in another order: equal bits would mean nothing was cut */

@@ -103,10 +103,10 @@ static inline int32_t argmax(const float *logits, int64_t vocab)
     return id;
 }
 
-/* Feeds ids in pieces of `step`, then n greedy tokens one by one; out[n] gets them. logits gets those
- * after the prompt. */
-static inline void greedy(struct fixture *f, const int32_t *ids, int64_t count, int64_t step, int32_t *out,
-                          int64_t n, float *logits)
+/* Feeds ids in pieces of `step`, then n greedy tokens one by one; out[n] gets them. logits gets
+ * those after the prompt. */
+static inline void greedy(struct fixture *f, const int32_t *ids, int64_t count, int64_t step,
+                          int32_t *out, int64_t n, float *logits)
 {
     struct kd_k3_seq *s;
     int64_t vocab = kd_k3_config(f->m)->vocab;
