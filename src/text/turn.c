@@ -299,8 +299,6 @@ int kd_turn_feed(struct kd_turn *t, int32_t id, struct kd_err *err)
     if (t->where == AT_END)
         return 1;
     if (id == t->stop || id == t->eos) {
-        if (t->tag_id == t->close) /* only a separator short */
-            end_tag(t);
         end_turn(t, true);
         return checked(t, 1, err);
     }
