@@ -46,7 +46,8 @@ static void situ_block(const float *g, const float *u, float beta, float linear,
     memcpy(out, t, sizeof t);
 }
 
-static void elem_situ(const float *g, const float *u, float beta, float linear, float *out, int64_t n)
+static void elem_situ(const float *g, const float *u, float beta, float linear, float *out,
+                      int64_t n)
 {
     int64_t i = 0;
     for (; i + ELEM_BLOCK <= n; i += ELEM_BLOCK)

@@ -84,7 +84,8 @@ int kd_kern_pick(struct kd_kern *k, struct kd_err *err)
         for (int i = 0; i < KD_ISA_COUNT; i++)
             if (!strcmp(want, names[i]))
                 return kd_kern_for(k, (enum kd_isa)i, err) ? kd_wrap(err, "KONDENSE_ISA") : 0;
-        return kd_fail(err, KD_EUSAGE, "KONDENSE_ISA is \"%s\": give ref, avx2, avx512 or neon", want);
+        return kd_fail(err, KD_EUSAGE, "KONDENSE_ISA is \"%s\": give ref, avx2, avx512 or neon",
+                       want);
     }
     static const enum kd_isa best[] = {KD_ISA_AVX512, KD_ISA_AVX2, KD_ISA_NEON};
     for (size_t i = 0; i < sizeof best / sizeof *best; i++)

@@ -8,8 +8,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its rows
- * a multiple of 16, the kernels' block; 96 tokens keep their activations near the core. */
+/* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its
+ * rows a multiple of 16, the kernels' block; 96 tokens keep their activations near the core. */
 enum { TOKENS_PER_ITEM = 96, MACS_PER_ITEM = 1 << 18, ROW_BLOCK = 16, H = 128 };
 
 static int64_t rows_per_item(const struct kd_mat_job *j)
@@ -46,7 +46,8 @@ static void dense_part(const struct kd_kern *k, const struct kd_mat_job *j, int6
         k->mm_f32((const float *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx, T, y, j->ldy);
         return;
     case KD_MAT_BF16:
-        k->mm_bf16((const uint16_t *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx, T, y, j->ldy);
+        k->mm_bf16((const uint16_t *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx, T, y,
+                   j->ldy);
         return;
     case KD_MAT_MXFP4:
         k->mm_mxfp4((const uint8_t *)w->data + r0 * w->ld, w->ld, w->scale + r0 * w->ld_scale,
@@ -89,7 +90,8 @@ static void many_item(void *ctx, int64_t i, int worker)
         return;
     }
     /* Token blocks of one row block are neighbours: the second finds the weights in the cache. */
-    int64_t rows = rows_per_item(j), blocks = ceil_div(j->T, TOKENS_PER_ITEM), part = i - m->first[lo];
+    int64_t rows = rows_per_item(j), blocks = ceil_div(j->T, TOKENS_PER_ITEM),
+            part = i - m->first[lo];
     int64_t r0 = part / blocks * rows, t0 = part % blocks * TOKENS_PER_ITEM;
     int64_t R = j->w->rows - r0 < rows ? j->w->rows - r0 : rows;
     int64_t T = j->T - t0 < TOKENS_PER_ITEM ? j->T - t0 : TOKENS_PER_ITEM;
@@ -107,7 +109,8 @@ int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int
     /* A lone EXL3 product spreads over the pool itself. */
     if (exl3 && exl3 < kd_pool_threads(run->pool)) {
         for (int64_t j = 0; j < count; j++)
-            if (kd_mat_mul(run, jobs[j].w, jobs[j].x, jobs[j].ldx, jobs[j].T, jobs[j].y, jobs[j].ldy, err))
+            if (kd_mat_mul(run, jobs[j].w, jobs[j].x, jobs[j].ldx, jobs[j].T, jobs[j].y,
+                           jobs[j].ldy, err))
                 return -1;
         return 0;
     }
@@ -126,8 +129,8 @@ int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int
     return kd_fail(err, m.err.code, "%s", m.err.msg);
 }
 
-int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx, int64_t T,
-               float *y, int64_t ldy, struct kd_err *err)
+int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
+               int64_t T, float *y, int64_t ldy, struct kd_err *err)
 {
     if (w->type == KD_MAT_EXL3)
         return T > 0 ? kd_exl3_mul(run, w, x, ldx, T, y, ldy, err) : 0;
@@ -145,7 +148,8 @@ static void dense_row(const struct kd_mat *w, int64_t row, float *out)
         for (int64_t c = 0; c < w->cols; c++)
             out[c] = kd_bf16_f32(p[c]);
     } else {
-        const uint8_t *p = (const uint8_t *)w->data + row * w->ld, *s = w->scale + row * w->ld_scale;
+        const uint8_t *p = (const uint8_t *)w->data + row * w->ld,
+                      *s = w->scale + row * w->ld_scale;
         for (int64_t c = 0; c < w->cols; c++)
             out[c] = kd_mxfp4_f32(p, s, c);
     }
@@ -235,16 +239,19 @@ int kd_mat_slice(const struct kd_mat *w, int64_t r0, int64_t r1, int64_t c0, int
                  struct kd_mat *out, struct kd_err *err)
 {
     if (r0 < 0 || r0 > r1 || r1 > w->rows || c0 < 0 || c0 > c1 || c1 > w->cols)
-        return kd_fail(err, KD_EINVAL, "rows %lld to %lld, columns %lld to %lld of a %lld x %lld matrix",
+        return kd_fail(err, KD_EINVAL,
+                       "rows %lld to %lld, columns %lld to %lld of a %lld x %lld matrix",
                        (long long)r0, (long long)r1, (long long)c0, (long long)c1,
                        (long long)w->rows, (long long)w->cols);
     int64_t row_step = w->type == KD_MAT_EXL3 ? H : 1;
     int64_t col_step = w->type == KD_MAT_EXL3 ? H : w->type == KD_MAT_MXFP4 ? KD_MXFP4_GROUP : 1;
     if (r0 % row_step || (r1 % row_step && r1 != w->rows) || c0 % col_step ||
         (c1 % col_step && c1 != w->cols))
-        return kd_fail(err, KD_EINVAL, "a cut at rows %lld to %lld, columns %lld to %lld is not on "
-                       "blocks of %lld x %lld", (long long)r0, (long long)r1, (long long)c0,
-                       (long long)c1, (long long)row_step, (long long)col_step);
+        return kd_fail(err, KD_EINVAL,
+                       "a cut at rows %lld to %lld, columns %lld to %lld is not on "
+                       "blocks of %lld x %lld",
+                       (long long)r0, (long long)r1, (long long)c0, (long long)c1,
+                       (long long)row_step, (long long)col_step);
     *out = *w;
     out->rows = r1 - r0;
     out->cols = c1 - c0;

@@ -9,11 +9,6 @@
 
 #include <string.h>
 
-#ifdef __clang__
-#define KD_UNROLL _Pragma("unroll")
-#else
-#define KD_UNROLL _Pragma("GCC unroll 32")
-#endif
 #define KD_INLINE static inline __attribute__((always_inline))
 
 enum { MM_PANEL_ROWS = 8, MM_PANEL_K = 512, MM_PANEL_TOKENS = 48 };
@@ -27,8 +22,8 @@ struct mm_weights {
 };
 
 /* kd_e8m0_f32 of each byte. */
-#define E1(n) ((n) ? (uint32_t)(n) << 23 : 0x00400000u)
-#define E4(n) E1(n), E1((n) + 1), E1((n) + 2), E1((n) + 3)
+#define E1(n)  ((n) ? (uint32_t)(n) << 23 : 0x00400000u)
+#define E4(n)  E1(n), E1((n) + 1), E1((n) + 2), E1((n) + 3)
 #define E16(n) E4(n), E4((n) + 4), E4((n) + 8), E4((n) + 12)
 #define E64(n) E16(n), E16((n) + 16), E16((n) + 32), E16((n) + 48)
 static const uint32_t mm_e8m0_bits[256] = {E64(0), E64(64), E64(128), E64(192)};
@@ -43,13 +38,15 @@ KD_INLINE fp4_key mm_key(const uint8_t *scale_row, int64_t k)
 }
 
 /* Weights k .. k+15 of a row; `key` is that of their group (MXFP4). */
-KD_INLINE void mm_load16(enum mm_type type, const uint8_t *row, fp4_key key, int64_t k, vf out[LANE_REGS])
+KD_INLINE void mm_load16(enum mm_type type, const uint8_t *row, fp4_key key, int64_t k,
+                         vf out[LANE_REGS])
 {
     if (type == MM_MXFP4) {
         fp4_load16(row + k / 2, key, out);
         return;
     }
-    KD_UNROLL for (int l = 0; l < LANE_REGS; l++) {
+#pragma GCC unroll 32
+    for (int l = 0; l < LANE_REGS; l++) {
         if (type == MM_F32)
             out[l] = vf_load((const float *)(const void *)row + k + l * VF_W);
         else
@@ -77,24 +74,30 @@ KD_INLINE void mm_gemv(enum mm_type type, const int rows, const struct mm_weight
     const uint8_t *row[GEMV_ROWS], *scale[GEMV_ROWS];
     vf acc[GEMV_ROWS][LANE_REGS];
     fp4_key key[GEMV_ROWS];
-    KD_UNROLL for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; r++) {
         row[r] = w->data + (r0 + r) * w->ld;
         scale[r] = type == MM_MXFP4 ? w->scale + (r0 + r) * w->lds : NULL;
         key[r] = vf_zero();
-        KD_UNROLL for (int l = 0; l < LANE_REGS; l++)
+#pragma GCC unroll 32
+        for (int l = 0; l < LANE_REGS; l++)
             acc[r][l] = vf_zero();
     }
     int64_t k = 0;
     const int64_t step = type == MM_MXFP4 ? KD_MXFP4_GROUP : 16;
     for (; k + step <= K; k += step) {
         if (type == MM_MXFP4)
-            KD_UNROLL for (int r = 0; r < rows; r++)
+#pragma GCC unroll 32
+            for (int r = 0; r < rows; r++)
                 key[r] = mm_key(scale[r], k);
-        KD_UNROLL for (int64_t h = 0; h < step; h += 16) {
+#pragma GCC unroll 32
+        for (int64_t h = 0; h < step; h += 16) {
             vf v[LANE_REGS];
-            KD_UNROLL for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 32
+            for (int r = 0; r < rows; r++) {
                 mm_load16(type, row[r], key[r], k + h, v);
-                KD_UNROLL for (int l = 0; l < LANE_REGS; l++)
+#pragma GCC unroll 32
+                for (int l = 0; l < LANE_REGS; l++)
                     acc[r][l] = vf_fma(v[l], vf_load(x + k + h + l * VF_W), acc[r][l]);
             }
         }
@@ -102,40 +105,50 @@ KD_INLINE void mm_gemv(enum mm_type type, const int rows, const struct mm_weight
     float xt[16] = {0}, wt[16], lane[16];
     if (k < K)
         memcpy(xt, x + k, (size_t)(K - k) * sizeof *x);
-    KD_UNROLL for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 32
+    for (int r = 0; r < rows; r++) {
         if (k < K) {
             mm_tail(type, row[r], k, K - k, wt);
-            KD_UNROLL for (int l = 0; l < LANE_REGS; l++)
+#pragma GCC unroll 32
+            for (int l = 0; l < LANE_REGS; l++)
                 acc[r][l] = vf_fma(vf_load(wt + l * VF_W), vf_load(xt + l * VF_W), acc[r][l]);
         }
-        KD_UNROLL for (int l = 0; l < LANE_REGS; l++)
+#pragma GCC unroll 32
+        for (int l = 0; l < LANE_REGS; l++)
             vf_store(lane + l * VF_W, acc[r][l]);
         y[r] = vf_fold16(lane);
     }
 }
 
-/* sums[t][r] (16 lanes each, tokens MM_PANEL_ROWS lane groups apart) += w[r] * x[t], K a multiple of
- * 16, one register's worth of lanes after the other. */
-KD_INLINE void mm_block(const int tokens, const float *const w[MM_ROWS], const float *x, int64_t ldx,
-                        int64_t K, float *sums)
+/* sums[t][r] (16 lanes each, tokens MM_PANEL_ROWS lane groups apart) += w[r] * x[t], K a multiple
+ * of 16, one register's worth of lanes after the other. */
+KD_INLINE void mm_block(const int tokens, const float *const w[MM_ROWS], const float *x,
+                        int64_t ldx, int64_t K, float *sums)
 {
     for (int l = 0; l < 16; l += VF_W) {
         vf acc[MM_ROWS][MM_TOKENS];
-        KD_UNROLL for (int t = 0; t < tokens; t++)
-            KD_UNROLL for (int r = 0; r < MM_ROWS; r++)
+#pragma GCC unroll 32
+        for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 32
+            for (int r = 0; r < MM_ROWS; r++)
                 acc[r][t] = vf_load(sums + (t * MM_PANEL_ROWS + r) * 16 + l);
         for (int64_t k = l; k < K; k += 16) {
             vf xv[MM_TOKENS];
-            KD_UNROLL for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 32
+            for (int t = 0; t < tokens; t++)
                 xv[t] = vf_load(x + t * ldx + k);
-            KD_UNROLL for (int r = 0; r < MM_ROWS; r++) {
+#pragma GCC unroll 32
+            for (int r = 0; r < MM_ROWS; r++) {
                 vf wv = vf_load(w[r] + k);
-                KD_UNROLL for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 32
+                for (int t = 0; t < tokens; t++)
                     acc[r][t] = vf_fma(wv, xv[t], acc[r][t]);
             }
         }
-        KD_UNROLL for (int t = 0; t < tokens; t++)
-            KD_UNROLL for (int r = 0; r < MM_ROWS; r++)
+#pragma GCC unroll 32
+        for (int t = 0; t < tokens; t++)
+#pragma GCC unroll 32
+            for (int r = 0; r < MM_ROWS; r++)
                 vf_store(sums + (t * MM_PANEL_ROWS + r) * 16 + l, acc[r][t]);
     }
 }
@@ -165,8 +178,8 @@ static void mm_block_any(int64_t tokens, const float *const w[MM_ROWS], const fl
     }
 }
 
-/* The register blocks of R <= MM_PANEL_ROWS rows, ldw floats apart. Rows past R repeat the last one;
- * nobody reads their sums. */
+/* The register blocks of R <= MM_PANEL_ROWS rows, ldw floats apart. Rows past R repeat the last
+ * one; nobody reads their sums. */
 static void mm_sweep(const float *w, int64_t ldw, int64_t R, const float *x, int64_t ldx, int64_t T,
                      int64_t K, float *sums)
 {
@@ -181,8 +194,8 @@ static void mm_sweep(const float *w, int64_t ldw, int64_t R, const float *x, int
 }
 
 /* R <= MM_PANEL_ROWS rows from r0 for T <= MM_PANEL_TOKENS tokens. */
-KD_INLINE void mm_panel(enum mm_type type, const struct mm_weights *w, int64_t r0, int64_t R, int64_t K,
-                        const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+KD_INLINE void mm_panel(enum mm_type type, const struct mm_weights *w, int64_t r0, int64_t R,
+                        int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
 {
     float sums[MM_PANEL_TOKENS * MM_PANEL_ROWS * 16], panel[MM_PANEL_ROWS * MM_PANEL_K];
     int64_t whole = K / 16 * 16;
@@ -199,8 +212,10 @@ KD_INLINE void mm_panel(enum mm_type type, const struct mm_weights *w, int64_t r
             const uint8_t *scale = type == MM_MXFP4 ? w->scale + (r0 + r) * w->lds : NULL;
             for (int64_t k = 0; k < kc; k += 16) {
                 vf v[LANE_REGS];
-                mm_load16(type, row, type == MM_MXFP4 ? mm_key(scale, k0 + k) : vf_zero(), k0 + k, v);
-                KD_UNROLL for (int l = 0; l < LANE_REGS; l++)
+                mm_load16(type, row, type == MM_MXFP4 ? mm_key(scale, k0 + k) : vf_zero(), k0 + k,
+                          v);
+#pragma GCC unroll 32
+                for (int l = 0; l < LANE_REGS; l++)
                     vf_store(panel + r * MM_PANEL_K + k + l * VF_W, v[l]);
             }
         }
@@ -219,8 +234,8 @@ KD_INLINE void mm_panel(enum mm_type type, const struct mm_weights *w, int64_t r
             y[t * ldy + r] = vf_fold16(sums + (t * MM_PANEL_ROWS + r) * 16);
 }
 
-KD_INLINE void mm_any(enum mm_type type, const struct mm_weights *w, int64_t R, int64_t K, const float *x,
-                      int64_t ldx, int64_t T, float *y, int64_t ldy)
+KD_INLINE void mm_any(enum mm_type type, const struct mm_weights *w, int64_t R, int64_t K,
+                      const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
 {
     /* Up to here decoding again for each token costs less than a panel. */
     const int64_t few = type == MM_F32 ? 1 : type == MM_BF16 ? 4 : 2;
@@ -247,15 +262,16 @@ static void mm_f32(const float *w, int64_t ldw, int64_t R, int64_t K, const floa
     mm_any(MM_F32, &m, R, K, x, ldx, T, y, ldy);
 }
 
-static void mm_bf16(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x, int64_t ldx,
-                    int64_t T, float *y, int64_t ldy)
+static void mm_bf16(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x,
+                    int64_t ldx, int64_t T, float *y, int64_t ldy)
 {
     struct mm_weights m = {.data = (const uint8_t *)w, .ld = ldw * (int64_t)sizeof *w};
     mm_any(MM_BF16, &m, R, K, x, ldx, T, y, ldy);
 }
 
-static void mm_mxfp4(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds, int64_t R,
-                     int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+static void mm_mxfp4(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds,
+                     int64_t R, int64_t K, const float *x, int64_t ldx, int64_t T, float *y,
+                     int64_t ldy)
 {
     struct mm_weights m = {.data = packed, .scale = scale, .ld = ldp, .lds = lds};
     mm_any(MM_MXFP4, &m, R, K, x, ldx, T, y, ldy);

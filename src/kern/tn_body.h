@@ -11,21 +11,28 @@ enum {
 KD_INLINE void tn_block(const float *a, const float *b, int64_t S, float *c, int64_t ldc)
 {
     vf acc[TN_ROWS][TN_REGS];
-    KD_UNROLL for (int i = 0; i < TN_ROWS; i++)
-        KD_UNROLL for (int j = 0; j < TN_REGS; j++)
+#pragma GCC unroll 32
+    for (int i = 0; i < TN_ROWS; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_REGS; j++)
             acc[i][j] = vf_load(c + i * ldc + j * VF_W);
     for (int64_t s = 0; s < S; s++, a += TN_ROWS, b += TN_COLS) {
         vf bv[TN_REGS];
-        KD_UNROLL for (int j = 0; j < TN_REGS; j++)
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_REGS; j++)
             bv[j] = vf_load(b + j * VF_W);
-        KD_UNROLL for (int i = 0; i < TN_ROWS; i++) {
+#pragma GCC unroll 32
+        for (int i = 0; i < TN_ROWS; i++) {
             vf av = vf_set1(a[i]);
-            KD_UNROLL for (int j = 0; j < TN_REGS; j++)
+#pragma GCC unroll 32
+            for (int j = 0; j < TN_REGS; j++)
                 acc[i][j] = vf_fma(av, bv[j], acc[i][j]);
         }
     }
-    KD_UNROLL for (int i = 0; i < TN_ROWS; i++)
-        KD_UNROLL for (int j = 0; j < TN_REGS; j++)
+#pragma GCC unroll 32
+    for (int i = 0; i < TN_ROWS; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_REGS; j++)
             vf_store(c + i * ldc + j * VF_W, acc[i][j]);
 }
 
@@ -42,7 +49,8 @@ static void tn_edge(const float *a, const float *b, int64_t S, float *c, int64_t
 }
 
 /* out[s][0..width) = m[s*ld + 0..n), zeros after n. */
-KD_INLINE void tn_pack(const int width, const float *m, int64_t ld, int64_t S, int64_t n, float *out)
+KD_INLINE void tn_pack(const int width, const float *m, int64_t ld, int64_t S, int64_t n,
+                       float *out)
 {
     if (n >= width) {
         for (int64_t s = 0; s < S; s++)
@@ -72,7 +80,8 @@ static void gemm_tn(const float *a, int64_t lda, const float *b, int64_t ldb, in
                     if (ic - i >= TN_ROWS && jc == TN_COLS)
                         tn_block(pa + i * sc, pb, sc, to, ldc);
                     else
-                        tn_edge(pa + i * sc, pb, sc, to, ldc, ic - i < TN_ROWS ? ic - i : TN_ROWS, jc);
+                        tn_edge(pa + i * sc, pb, sc, to, ldc, ic - i < TN_ROWS ? ic - i : TN_ROWS,
+                                jc);
                 }
             }
         }
@@ -85,19 +94,24 @@ static void hadamard(const float *x, float *out, int64_t blocks)
     const vf scale = vf_set1(0x1.6a09e6p-4f);
     for (int64_t b = 0; b < blocks; b++, x += 128, out += 128) {
         vf v[REGS];
-        KD_UNROLL for (int i = 0; i < REGS; i++) {
+#pragma GCC unroll 32
+        for (int i = 0; i < REGS; i++) {
             v[i] = vf_load(x + i * VF_W);
-            KD_UNROLL for (int h = 1; h < VF_W; h *= 2)
+#pragma GCC unroll 32
+            for (int h = 1; h < VF_W; h *= 2)
                 v[i] = vf_butterfly(v[i], h);
         }
-        KD_UNROLL for (int h = 1; h < REGS; h *= 2)
-            KD_UNROLL for (int i = 0; i < REGS; i++)
+#pragma GCC unroll 32
+        for (int h = 1; h < REGS; h *= 2)
+#pragma GCC unroll 32
+            for (int i = 0; i < REGS; i++)
                 if (!(i & h)) {
                     vf p = v[i], q = v[i + h];
                     v[i] = vf_add(p, q);
                     v[i + h] = vf_sub(p, q);
                 }
-        KD_UNROLL for (int i = 0; i < REGS; i++)
+#pragma GCC unroll 32
+        for (int i = 0; i < REGS; i++)
             vf_store(out + i * VF_W, vf_mul(v[i], scale));
     }
 }
@@ -109,25 +123,30 @@ KD_INLINE void kda_cols(const int regs, float *S, const float *q, const float *k
 {
     enum { REGS_MAX = 4 };
     vf r[REGS_MAX], o[REGS_MAX], d[REGS_MAX];
-    KD_UNROLL for (int c = 0; c < regs; c++)
+#pragma GCC unroll 32
+    for (int c = 0; c < regs; c++)
         r[c] = o[c] = vf_zero();
     for (int64_t i = 0; i < dk; i++) {
         vf a = vf_set1(alpha[i]), ki = vf_set1(k[i]);
-        KD_UNROLL for (int c = 0; c < regs; c++)
+#pragma GCC unroll 32
+        for (int c = 0; c < regs; c++)
             r[c] = vf_fma(ki, vf_mul(vf_load(S + i * dv + c * VF_W), a), r[c]);
     }
-    KD_UNROLL for (int c = 0; c < regs; c++)
+#pragma GCC unroll 32
+    for (int c = 0; c < regs; c++)
         d[c] = vf_mul(vf_set1(beta), vf_sub(vf_load(v + c * VF_W), r[c]));
     for (int64_t i = 0; i < dk; i++) {
         vf a = vf_set1(alpha[i]), ki = vf_set1(k[i]), qi = vf_set1(q[i]);
-        KD_UNROLL for (int c = 0; c < regs; c++) {
+#pragma GCC unroll 32
+        for (int c = 0; c < regs; c++) {
             float *s = S + i * dv + c * VF_W;
             vf n = vf_fma(ki, d[c], vf_mul(vf_load(s), a));
             vf_store(s, n);
             o[c] = vf_fma(qi, n, o[c]);
         }
     }
-    KD_UNROLL for (int c = 0; c < regs; c++)
+#pragma GCC unroll 32
+    for (int c = 0; c < regs; c++)
         vf_store(out + c * VF_W, o[c]);
 }
 

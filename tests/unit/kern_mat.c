@@ -18,8 +18,10 @@ struct store {
 
 static struct store store_new(void)
 {
-    struct store s = {.f32 = floats(1, ROWS * LD), .bf16 = malloc(ROWS * LD * 2),
-                      .packed = malloc(ROWS * LD / 2), .scale = malloc(ROWS * LD / 32)};
+    struct store s = {.f32 = floats(1, ROWS * LD),
+                      .bf16 = malloc(ROWS * LD * 2),
+                      .packed = malloc(ROWS * LD / 2),
+                      .scale = malloc(ROWS * LD / 32)};
     assert_true(s.bf16 && s.packed && s.scale);
     for (int64_t i = 0; i < ROWS * LD; i++)
         s.bf16[i] = kd_f32_bf16(s.f32[i]);
@@ -29,7 +31,10 @@ static struct store store_new(void)
         s.scale[i] = (uint8_t)(118 + kd_rand_u64(3, (uint64_t)i) % 6);
     s.mat[0] = (struct kd_mat){.type = KD_MAT_F32, .data = s.f32, .ld = LD};
     s.mat[1] = (struct kd_mat){.type = KD_MAT_BF16, .data = s.bf16, .ld = LD};
-    s.mat[2] = (struct kd_mat){.type = KD_MAT_MXFP4, .data = s.packed, .ld = LD / 2, .scale = s.scale,
+    s.mat[2] = (struct kd_mat){.type = KD_MAT_MXFP4,
+                               .data = s.packed,
+                               .ld = LD / 2,
+                               .scale = s.scale,
                                .ld_scale = LD / 32};
     for (int i = 0; i < 3; i++) {
         s.mat[i].rows = ROWS;
@@ -69,8 +74,8 @@ static void test_rows_and_slices(void **state)
             same(all + COLS, s.f32 + LD, COLS, "plain floats");
         if (m == 1)
             assert_true(all[3 * COLS + 5] == kd_bf16_f32(s.bf16[3 * LD + 5]));
-        static const int64_t cuts[][4] = {{0, ROWS, 0, COLS}, {3, 150, 32, 256}, {199, 200, 256, COLS},
-                                          {10, 10, 0, 32}};
+        static const int64_t cuts[][4] = {
+            {0, ROWS, 0, COLS}, {3, 150, 32, 256}, {199, 200, 256, COLS}, {10, 10, 0, 32}};
         for (size_t i = 0; i < 4; i++) {
             const int64_t *c = cuts[i];
             struct kd_mat w;
@@ -81,7 +86,8 @@ static void test_rows_and_slices(void **state)
             for (int64_t r = 0; r < w.rows; r++)
                 same(part + r * COLS, all + (c[0] + r) * COLS + c[2], w.cols, "slice");
             /* The product with a slice is that with its floats. */
-            struct kd_mat f = {.type = KD_MAT_F32, .rows = w.rows, .cols = w.cols, .data = part, .ld = COLS};
+            struct kd_mat f = {
+                .type = KD_MAT_F32, .rows = w.rows, .cols = w.cols, .data = part, .ld = COLS};
             assert_int_equal(kd_mat_mul(&run, &w, x, COLS, 1, a, ROWS, &err), 0);
             assert_int_equal(kd_mat_mul(&run, &f, x, COLS, 1, b, ROWS, &err), 0);
             same(a, b, w.rows, "product of a slice");
@@ -100,7 +106,8 @@ static void test_rows_and_slices(void **state)
     store_free(&s);
 }
 
-/* The same bits with 1, 2 and 5 threads, many matrices at once or one by one, and by the reference. */
+/* The same bits with 1, 2 and 5 threads, many matrices at once or one by one, and by the reference.
+ */
 static void test_pools(void **state)
 {
     (void)state;
@@ -147,8 +154,8 @@ static void test_pools(void **state)
 }
 
 /* data_offsets of the one tensor whose name ends so. */
-static const uint8_t *tensor(const struct kd_map *map, const struct kd_json *head, int64_t head_bytes,
-                             const char *end)
+static const uint8_t *tensor(const struct kd_map *map, const struct kd_json *head,
+                             int64_t head_bytes, const char *end)
 {
     void *iter = NULL;
     const char *key;
@@ -178,13 +185,19 @@ static void test_released_expert(void **state)
     snprintf(path, sizeof path, "%s/vectors/k3_l1_e0_w1_rows64.safetensors", dir);
     assert_int_equal(kd_file_map(&map, path, &err), 0);
     memcpy(&bytes, map.data, 8);
-    assert_int_equal(kd_json_parse(&head, (const char *)map.data + 8, (size_t)bytes, path, &err), 0);
-    struct kd_mat w = {.type = KD_MAT_MXFP4, .rows = 64, .cols = 3584, .ld = 1792, .ld_scale = 112,
+    assert_int_equal(kd_json_parse(&head, (const char *)map.data + 8, (size_t)bytes, path, &err),
+                     0);
+    struct kd_mat w = {.type = KD_MAT_MXFP4,
+                       .rows = 64,
+                       .cols = 3584,
+                       .ld = 1792,
+                       .ld_scale = 112,
                        .data = tensor(&map, head, bytes, "weight_packed"),
                        .scale = tensor(&map, head, bytes, "weight_scale")};
-    static const float want[16] = {0.0625f, 0.0078125f, -0.0078125f, -0.0234375f, -0.0625f, -0.03125f,
-                                   0.0234375f, 0.015625f, 0.046875f, -0.0f, -0.0234375f, -0.015625f,
-                                   -0.0234375f, -0.0078125f, 0.015625f, -0.015625f};
+    static const float want[16] = {0.0625f,     0.0078125f,  -0.0078125f, -0.0234375f,
+                                   -0.0625f,    -0.03125f,   0.0234375f,  0.015625f,
+                                   0.046875f,   -0.0f,       -0.0234375f, -0.015625f,
+                                   -0.0234375f, -0.0078125f, 0.015625f,   -0.015625f};
     float row[3584], y[64];
     struct kd_run run = alone();
     assert_int_equal(kd_mat_row(&run, &w, 0, row, &err), 0);
@@ -208,8 +221,14 @@ static void test_exl3(void **state)
     enum { N = 300, K = 200, NP = 384, KP = 256, TOKENS = 3 };
     struct kd_run run = alone();
     struct kd_err err;
-    struct kd_mat w = {.type = KD_MAT_EXL3, .rows = N, .cols = K, .rows_padded = NP, .cols_padded = KP,
-                       .ld = NP / 16, .rate = kd_rate_from16(32), .cb = KD_CB_MUL1};
+    struct kd_mat w = {.type = KD_MAT_EXL3,
+                       .rows = N,
+                       .cols = K,
+                       .rows_padded = NP,
+                       .cols_padded = KP,
+                       .ld = NP / 16,
+                       .rate = kd_rate_from16(32),
+                       .cb = KD_CB_MUL1};
     int64_t bytes = NP / 16 * (KP / 16) * kd_rate_tile_bytes(w.rate);
     uint8_t *codes = malloc((size_t)bytes);
     uint16_t suh[KP], svh[NP];

@@ -52,8 +52,8 @@ static void weights_free(struct weights *w)
     free(w->scale);
 }
 
-static void product(const struct kd_kern *k, int type, const struct weights *w, int64_t R, int64_t K,
-                    const float *x, int64_t T, float *y)
+static void product(const struct kd_kern *k, int type, const struct weights *w, int64_t R,
+                    int64_t K, const float *x, int64_t T, float *y)
 {
     enum { LD = K_MAX + GAP };
     if (type == 0)
@@ -72,26 +72,32 @@ static void test_products(void **state)
     float *x = floats(5, T_MAX * LDX), *a = floats(6, T_MAX * LDY), *b = floats(6, T_MAX * LDY);
     spice(x, T_MAX * LDX, 7);
     for (int type = 0; type < 3; type++)
-        for EACH(k, ks) {
-            if (type == 2 && ks[k] % 32)
-                continue;
-            /* All rows and tokens once by the reference; parts of it must then come out the same. */
-            product(&ref, type, &w, R_MAX, ks[k], x, T_MAX, b);
-            for EACH(t, ts)
-                for EACH(r, rs) {
-                    char what[80];
-                    snprintf(what, sizeof what, "type %d, K %lld, T %lld, R %lld", type,
-                             (long long)ks[k], (long long)ts[t], (long long)rs[r]);
-                    for (int64_t i = 0; i < T_MAX * LDY; i++)
-                        a[i] = 77;
-                    product(&isa, type, &w, rs[r], ks[k], x, ts[t], a);
-                    for (int64_t i = 0; i < ts[t]; i++) {
-                        same(a + i * LDY, b + i * LDY, rs[r], what);
-                        for (int64_t j = rs[r]; j < LDY; j++)
-                            assert_true(a[i * LDY + j] == 77);
+        for
+            EACH(k, ks)
+            {
+                if (type == 2 && ks[k] % 32)
+                    continue;
+                /* All rows and tokens once by the reference; parts of it must then come out the
+                 * same. */
+                product(&ref, type, &w, R_MAX, ks[k], x, T_MAX, b);
+            for
+                EACH(t, ts)
+                for
+                    EACH(r, rs)
+                    {
+                        char what[80];
+                        snprintf(what, sizeof what, "type %d, K %lld, T %lld, R %lld", type,
+                                 (long long)ks[k], (long long)ts[t], (long long)rs[r]);
+                        for (int64_t i = 0; i < T_MAX * LDY; i++)
+                            a[i] = 77;
+                        product(&isa, type, &w, rs[r], ks[k], x, ts[t], a);
+                        for (int64_t i = 0; i < ts[t]; i++) {
+                            same(a + i * LDY, b + i * LDY, rs[r], what);
+                            for (int64_t j = rs[r]; j < LDY; j++)
+                                assert_true(a[i * LDY + j] == 77);
+                        }
                     }
-                }
-        }
+            }
     floats_free(x);
     floats_free(a);
     floats_free(b);
@@ -104,7 +110,8 @@ static void test_product_is_right(void **state)
     enum { K = 96, R = 5, T = 3, LD = K_MAX + GAP };
     struct weights w = weights_new();
     float *x = floats(5, T * LD), *y = floats(6, T_MAX * (R_MAX + GAP));
-    static const float fp4[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    static const float fp4[16] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
+                                  -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
     for (int type = 0; type < 3; type++) {
         product(&isa, type, &w, R, K, x, T, y);
         for (int64_t t = 0; t < T; t++)
@@ -163,34 +170,38 @@ static void test_dot_and_axpy(void **state)
 static void test_gemm_tn(void **state)
 {
     (void)state;
-    static const int64_t shapes[][3] = {{1, 1, 1},   {0, 3, 3},    {3, 7, 5},    {16, 16, 130}, {5, 8, 48},
-                                        {129, 9, 49}, {130, 97, 51}, {257, 5, 24}, {2, 4, 23},   {17, 100, 12}};
+    static const int64_t shapes[][3] = {{1, 1, 1},  {0, 3, 3},    {3, 7, 5},     {16, 16, 130},
+                                        {5, 8, 48}, {129, 9, 49}, {130, 97, 51}, {257, 5, 24},
+                                        {2, 4, 23}, {17, 100, 12}};
     enum { LD = 140, S_MAX = 257 };
     float *a = floats(1, S_MAX * LD), *b = floats(2, S_MAX * LD);
     spice(a, S_MAX * LD, 3);
-    for EACH(i, shapes) {
-        int64_t S = shapes[i][0], I = shapes[i][1], J = shapes[i][2];
-        float *c = floats(4, LD * LD), *d = floats(4, LD * LD);
-        isa.gemm_tn(a, LD, b, LD - 1, S, I, J, c, LD - 2);
-        ref.gemm_tn(a, LD, b, LD - 1, S, I, J, d, LD - 2);
-        same(c, d, LD * LD, "gemm_tn");
-        for (int64_t r = 0; r < I; r++)
-            for (int64_t j = 0; j < J; j++) {
-                double sum = (double)value(4, r * (LD - 2) + j + 1);
-                for (int64_t s = 0; s < S; s++)
-                    sum += (double)a[s * LD + r] * (double)b[s * (LD - 1) + j];
-                assert_true(fabs(sum - (double)c[r * (LD - 2) + j]) < 1e-4);
-            }
-        /* Cut anywhere, the same bits: s in two calls, the first rows alone. */
-        float *e = floats(4, LD * LD);
-        isa.gemm_tn(a, LD, b, LD - 1, S / 3, I, J, e, LD - 2);
-        isa.gemm_tn(a + S / 3 * LD, LD, b + S / 3 * (LD - 1), LD - 1, S - S / 3, I / 2, J, e, LD - 2);
-        for (int64_t r = 0; r < I / 2; r++)
-            same(e + r * (LD - 2), c + r * (LD - 2), J, "gemm_tn in parts");
-        floats_free(c);
-        floats_free(d);
-        floats_free(e);
-    }
+    for
+        EACH(i, shapes)
+        {
+            int64_t S = shapes[i][0], I = shapes[i][1], J = shapes[i][2];
+            float *c = floats(4, LD * LD), *d = floats(4, LD * LD);
+            isa.gemm_tn(a, LD, b, LD - 1, S, I, J, c, LD - 2);
+            ref.gemm_tn(a, LD, b, LD - 1, S, I, J, d, LD - 2);
+            same(c, d, LD * LD, "gemm_tn");
+            for (int64_t r = 0; r < I; r++)
+                for (int64_t j = 0; j < J; j++) {
+                    double sum = (double)value(4, r * (LD - 2) + j + 1);
+                    for (int64_t s = 0; s < S; s++)
+                        sum += (double)a[s * LD + r] * (double)b[s * (LD - 1) + j];
+                    assert_true(fabs(sum - (double)c[r * (LD - 2) + j]) < 1e-4);
+                }
+            /* Cut anywhere, the same bits: s in two calls, the first rows alone. */
+            float *e = floats(4, LD * LD);
+            isa.gemm_tn(a, LD, b, LD - 1, S / 3, I, J, e, LD - 2);
+            isa.gemm_tn(a + S / 3 * LD, LD, b + S / 3 * (LD - 1), LD - 1, S - S / 3, I / 2, J, e,
+                        LD - 2);
+            for (int64_t r = 0; r < I / 2; r++)
+                same(e + r * (LD - 2), c + r * (LD - 2), J, "gemm_tn in parts");
+            floats_free(c);
+            floats_free(d);
+            floats_free(e);
+        }
     floats_free(a);
     floats_free(b);
 }
@@ -220,33 +231,36 @@ static void test_kda_step(void **state)
 {
     (void)state;
     static const int64_t shapes[][2] = {{128, 128}, {16, 16}, {5, 3}, {64, 100}, {7, 65}};
-    for EACH(i, shapes) {
-        int64_t dk = shapes[i][0], dv = shapes[i][1];
-        float *s = floats(1, dk * dv), *u = floats(1, dk * dv), a[128], b[128];
-        float *q = floats(2, dk), *k = floats(3, dk), *v = floats(4, dv), *alpha = floats(5, dk);
-        for (int64_t c = 0; c < dk; c++)
-            alpha[c] = fabsf(alpha[c]);
-        double r[128] = {0}, o[128] = {0};
-        for (int64_t c = 0; c < dk; c++)
+    for
+        EACH(i, shapes)
+        {
+            int64_t dk = shapes[i][0], dv = shapes[i][1];
+            float *s = floats(1, dk * dv), *u = floats(1, dk * dv), a[128], b[128];
+            float *q = floats(2, dk), *k = floats(3, dk), *v = floats(4, dv),
+                  *alpha = floats(5, dk);
+            for (int64_t c = 0; c < dk; c++)
+                alpha[c] = fabsf(alpha[c]);
+            double r[128] = {0}, o[128] = {0};
+            for (int64_t c = 0; c < dk; c++)
+                for (int64_t j = 0; j < dv; j++)
+                    r[j] += (double)k[c] * (double)alpha[c] * (double)s[c * dv + j];
+            for (int64_t c = 0; c < dk; c++)
+                for (int64_t j = 0; j < dv; j++)
+                    o[j] += (double)q[c] * ((double)alpha[c] * (double)s[c * dv + j] +
+                                            (double)k[c] * 0.7 * ((double)v[j] - r[j]));
+            isa.kda_step(s, q, k, v, alpha, 0.7f, dk, dv, a);
+            ref.kda_step(u, q, k, v, alpha, 0.7f, dk, dv, b);
+            same(s, u, dk * dv, "kda state");
+            same(a, b, dv, "kda output");
             for (int64_t j = 0; j < dv; j++)
-                r[j] += (double)k[c] * (double)alpha[c] * (double)s[c * dv + j];
-        for (int64_t c = 0; c < dk; c++)
-            for (int64_t j = 0; j < dv; j++)
-                o[j] += (double)q[c] * ((double)alpha[c] * (double)s[c * dv + j] +
-                                        (double)k[c] * 0.7 * ((double)v[j] - r[j]));
-        isa.kda_step(s, q, k, v, alpha, 0.7f, dk, dv, a);
-        ref.kda_step(u, q, k, v, alpha, 0.7f, dk, dv, b);
-        same(s, u, dk * dv, "kda state");
-        same(a, b, dv, "kda output");
-        for (int64_t j = 0; j < dv; j++)
-            assert_true(fabs((double)a[j] - o[j]) < 2e-4);
-        floats_free(s);
-        floats_free(u);
-        floats_free(q);
-        floats_free(k);
-        floats_free(v);
-        floats_free(alpha);
-    }
+                assert_true(fabs((double)a[j] - o[j]) < 2e-4);
+            floats_free(s);
+            floats_free(u);
+            floats_free(q);
+            floats_free(k);
+            floats_free(v);
+            floats_free(alpha);
+        }
 }
 
 int main(void)
@@ -255,9 +269,9 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),     cmocka_unit_test(test_product_is_right),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_dot_and_axpy),
-        cmocka_unit_test(test_gemm_tn),      cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_products),   cmocka_unit_test(test_product_is_right),
+        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_dot_and_axpy),
+        cmocka_unit_test(test_gemm_tn),    cmocka_unit_test(test_hadamard),
         cmocka_unit_test(test_kda_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -53,8 +53,8 @@ static inline void same(const float *a, const float *b, int64_t n, const char *w
     for (int64_t i = 0; i < n; i++) {
         uint32_t u = kd_f32_bits(a[i]), v = kd_f32_bits(b[i]);
         if (u != v && !(a[i] != a[i] && b[i] != b[i]))
-            fail_msg("%s: value %lld is %a (%08x) by %s, %a (%08x) by the reference", what, (long long)i,
-                     (double)a[i], u, isa.name, (double)b[i], v);
+            fail_msg("%s: value %lld is %a (%08x) by %s, %a (%08x) by the reference", what,
+                     (long long)i, (double)a[i], u, isa.name, (double)b[i], v);
     }
 }
 

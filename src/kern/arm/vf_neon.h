@@ -5,7 +5,15 @@
 #include <arm_neon.h>
 #include <stdint.h>
 
-enum { VF_W = 4, LANE_REGS = 16 / VF_W, GEMV_ROWS = 4, MM_ROWS = 4, MM_TOKENS = 6, TN_ROWS = 8, TN_REGS = 3 };
+enum {
+    VF_W = 4,
+    LANE_REGS = 16 / VF_W,
+    GEMV_ROWS = 4,
+    MM_ROWS = 4,
+    MM_TOKENS = 6,
+    TN_ROWS = 8,
+    TN_REGS = 3
+};
 
 typedef float32x4_t vf;
 
@@ -71,7 +79,8 @@ static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
     uint8x8_t codes = vld1_u8(p);
     uint8x8x2_t nibbles = vzip_u8(vand_u8(codes, vdup_n_u8(15)), vshr_n_u8(codes, 4));
     uint8x16_t index = vcombine_u8(nibbles.val[0], nibbles.val[1]);
-    uint8x16x2_t half = vzipq_u8(vqtbl1q_u8(vld1q_u8(low), index), vqtbl1q_u8(vld1q_u8(high), index));
+    uint8x16x2_t half =
+        vzipq_u8(vqtbl1q_u8(vld1q_u8(low), index), vqtbl1q_u8(vld1q_u8(high), index));
     for (int l = 0; l < 2; l++) {
         uint16x8_t h = vreinterpretq_u16_u8(half.val[l]);
         out[2 * l] = vmulq_f32(vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)), key);
@@ -90,7 +99,8 @@ static inline float vf_fold16(const float *lane)
 
 static inline vf vf_butterfly(vf v, int h)
 {
-    const uint32x4_t odd = {0, 0xffffffffu, 0, 0xffffffffu}, high = {0, 0, 0xffffffffu, 0xffffffffu};
+    const uint32x4_t odd = {0, 0xffffffffu, 0, 0xffffffffu},
+                     high = {0, 0, 0xffffffffu, 0xffffffffu};
     float32x4_t s = h == 1 ? vrev64q_f32(v) : vextq_f32(v, v, 2);
     return vbslq_f32(h == 1 ? odd : high, vsubq_f32(s, v), vaddq_f32(s, v));
 }

@@ -32,8 +32,8 @@ static void mm_f32(const float *w, int64_t ldw, int64_t R, int64_t K, const floa
             y[t * ldy + r] = dot(w + r * ldw, x + t * ldx, K);
 }
 
-static void mm_bf16(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x, int64_t ldx,
-                    int64_t T, float *y, int64_t ldy)
+static void mm_bf16(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x,
+                    int64_t ldx, int64_t T, float *y, int64_t ldy)
 {
     for (int64_t r = 0; r < R; r++)
         for (int64_t t = 0; t < T; t++) {
@@ -44,8 +44,9 @@ static void mm_bf16(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const 
         }
 }
 
-static void mm_mxfp4(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds, int64_t R,
-                     int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+static void mm_mxfp4(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds,
+                     int64_t R, int64_t K, const float *x, int64_t ldx, int64_t T, float *y,
+                     int64_t ldy)
 {
     for (int64_t r = 0; r < R; r++)
         for (int64_t t = 0; t < T; t++) {

@@ -5,7 +5,15 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-enum { VF_W = 8, LANE_REGS = 16 / VF_W, GEMV_ROWS = 4, MM_ROWS = 4, MM_TOKENS = 3, TN_ROWS = 4, TN_REGS = 3 };
+enum {
+    VF_W = 8,
+    LANE_REGS = 16 / VF_W,
+    GEMV_ROWS = 4,
+    MM_ROWS = 4,
+    MM_TOKENS = 3,
+    TN_ROWS = 4,
+    TN_REGS = 3
+};
 
 typedef __m256 vf;
 

@@ -70,8 +70,8 @@ typedef __m512 fp4_key;
 
 static inline fp4_key fp4_prepare(float scale)
 {
-    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
-                                         -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+    const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f,
+                                         -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     return _mm512_mul_ps(values, _mm512_set1_ps(scale));
 }
 
@@ -79,7 +79,8 @@ static inline fp4_key fp4_prepare(float scale)
  * looks at 4 bits of it only. */
 static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
 {
-    const __m512i nibbles = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    const __m512i nibbles =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
     long long codes;
     __builtin_memcpy(&codes, p, sizeof codes);
     __m512i index = _mm512_multishift_epi64_epi8(nibbles, _mm512_set1_epi64(codes));
@@ -103,8 +104,8 @@ static inline vf vf_butterfly(vf v, int h)
                : h == 2 ? _mm512_permute_ps(v, 0x4E)
                : h == 4 ? _mm512_shuffle_f32x4(v, v, 0xB1)
                         : _mm512_shuffle_f32x4(v, v, 0x4E);
-    return _mm512_mask_sub_ps(_mm512_add_ps(s, v), _mm512_test_epi32_mask(lane, _mm512_set1_epi32(h)), s,
-                              v);
+    return _mm512_mask_sub_ps(_mm512_add_ps(s, v),
+                              _mm512_test_epi32_mask(lane, _mm512_set1_epi32(h)), s, v);
 }
 
 #endif
