@@ -17,7 +17,8 @@
     X(check)                                                                                       \
     X(convert)                                                                                     \
     X(mix)                                                                                         \
-    X(synth)
+    X(synth)                                                                                       \
+    X(bench)
 
 #define X(name) extern const struct kd_cmd kd_cmd_##name;
 KD_COMMANDS(X)

@@ -1,0 +1,47 @@
+/* What the three benchmarks share: repeats and their spread, the machine, and where results go. */
+#ifndef KD_CMD_BENCH_H
+#define KD_CMD_BENCH_H
+
+#include "base/json.h"
+#include "kern/mat.h"
+
+enum { KD_BENCH_REPEATS = 5, KD_BENCH_RATES = 10 };
+
+/* One figure, measured KD_BENCH_REPEATS times; higher is better. */
+struct kd_series {
+    double v[KD_BENCH_REPEATS]; /* ascending after kd_series_close */
+    int count;
+};
+void kd_series_close(struct kd_series *s);
+double kd_series_median(const struct kd_series *s);
+
+struct kd_bench {
+    const struct kd_run *run; /* all cores */
+    struct kd_run one;        /* the same kernels, no pool */
+    double seconds;           /* of one figure, all repeats together */
+    const char *model;        /* forward */
+    const char *rate;         /* NULL: the benchmark's own list */
+    int64_t tiles;            /* encode: tiles of the error */
+    double ghz;
+    struct kd_jw *w;          /* inside "results": [ */
+    bool screen;              /* lines on standard output too */
+};
+/* Runs work(ctx, n) with n grown until one repeat takes its share of b->seconds; each repeat gives
+ * n * per_unit / seconds. work returns 0 or -1. */
+int kd_bench_series(const struct kd_bench *b, int (*work)(void *ctx, int64_t n, struct kd_err *err),
+                    void *ctx, double per_unit, struct kd_series *s, struct kd_err *err) KD_MUST;
+/* "key": {"median": .., "min": .., "max": .., "repeats": 5} */
+void kd_bench_put(const struct kd_bench *b, const char *key, const struct kd_series *s);
+/* The rates asked for in sixteenths of a bit, 0 ends the list. */
+int kd_bench_rates(const struct kd_bench *b, const unsigned *standard, unsigned out[KD_BENCH_RATES + 1],
+                   struct kd_err *err) KD_MUST;
+/* Clock of the core this runs on now, from a chain of dependent single-cycle operations. */
+double kd_bench_ghz(void);
+void kd_bench_machine(struct kd_jw *w, const struct kd_bench *b);
+void kd_bench_cpu_name(char *out, size_t size);
+
+int kd_bench_encode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+int kd_bench_decode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+int kd_bench_forward(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+
+#endif

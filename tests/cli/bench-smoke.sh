@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# kondense bench: every benchmark runs, names machine and build, and gives figures with their spread. How
+# high they are is not tested: this machine may be busy.
+set -u
+model=$KONDENSE_TEST_DATA/k3-nano
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "FAIL: $*"; exit 1; }
+has() { grep -q "$2" "$1" || fail "$1 lacks $2: $(head -c 1500 "$1")"; }
+positive() { # FILE KEY: its value is over zero
+    awk -v k="\"$2\":" '$1 == k { v = $2 + 0; seen = 1; if (v <= 0) bad = 1 } END { exit !(seen && !bad) }' "$1" ||
+        fail "$1: no $2 over zero"
+}
+"$KONDENSE" bench encode --rate 2,2.3125 --tiles 16 --seconds 0.01 --json >"$tmp/encode" || fail "encode"
+"$KONDENSE" bench decode --rate 2 --seconds 0.01 --json >"$tmp/decode" || fail "decode"
+"$KONDENSE" bench forward --model "$model" --seconds 0.01 --json >"$tmp/forward" || fail "forward"
+for f in encode decode forward; do
+    has "$tmp/$f" "\"bench\": \"$f\""
+    has "$tmp/$f" '"cpu": "'
+    has "$tmp/$f" '"isa": "'
+    has "$tmp/$f" '"compiler": "'
+    has "$tmp/$f" '"flags": "'
+    for key in ghz median min max; do positive "$tmp/$f" $key; done
+done
+positive "$tmp/encode" candidates_per_cycle
+# The error of a Gaussian source: at 2 bits about 0.068, at 2.3125 about 0.045, at any rate the same on
+# every machine and for every number of threads.
+awk '$1 == "\"mse\":" { n++; v[n] = $2 + 0 } END { exit !(n == 2 && v[1] > 0.06 && v[1] < 0.076 && v[2] > 0.038 && v[2] < 0.052) }' "$tmp/encode" ||
+    fail "mean squared errors: $(grep mse "$tmp/encode")"
+"$KONDENSE" bench encode --rate 2,2.3125 --tiles 16 --seconds 0.01 --json --threads 1 >"$tmp/one" || fail "one thread"
+[ "$(grep '"mse"' "$tmp/encode")" = "$(grep '"mse"' "$tmp/one")" ] || fail "threads change the error"
+has "$tmp/decode" 'memory read'
+positive "$tmp/decode" gb_s
+positive "$tmp/forward" peak_memory_bytes
+"$KONDENSE" bench encode --rate 2 --tiles 4 --seconds 0.001 | grep -q 'tiles/s a core' || fail "no screen"
+bad() { local rc=0; "$KONDENSE" bench "$@" >/dev/null 2>&1 || rc=$?; [ $rc = 2 ] || fail "bench $*: exit $rc"; }
+bad
+bad sideways
+bad encode --rate 9
+bad encode --rate 2.01
+bad forward
+exit 0
