@@ -422,8 +422,9 @@ static void dump_real(struct kd_buf *out, const char *text)
         return;
     }
     shortest(v, e, sizeof e);
-    int n = 0, exp10 = (int)strtol(strchr(e, 'e') + 1, NULL, 10);
-    for (const char *p = e; *p != 'e'; p++)
+    int n = 1, exp10 = (int)strtol(strchr(e, 'e') + 1, NULL, 10);
+    digit[0] = e[0];
+    for (const char *p = e + 1; *p != 'e'; p++)
         if (*p != '.')
             digit[n++] = *p;
     if (exp10 < -4 || exp10 >= 16) {
