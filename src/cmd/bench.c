@@ -66,8 +66,8 @@ void kd_bench_put(const struct kd_bench *b, const char *key, const struct kd_ser
     kd_jw_close(b->w, '}');
 }
 
-int kd_bench_rates(const struct kd_bench *b, const unsigned *standard, unsigned out[KD_BENCH_RATES + 1],
-                   struct kd_err *err)
+int kd_bench_rates(const struct kd_bench *b, const unsigned *standard,
+                   unsigned out[KD_BENCH_RATES + 1], struct kd_err *err)
 {
     int n = 0;
     if (!b->rate) {
@@ -85,7 +85,8 @@ int kd_bench_rates(const struct kd_bench *b, const unsigned *standard, unsigned 
             return kd_wrap(err, "--rate");
         double sixteenths = rate * 16;
         if (!(rate >= 1 && rate <= 8) || sixteenths > (double)(int)sixteenths)
-            return kd_fail(err, KD_EUSAGE, "--rate: %s is not a multiple of 1/16 from 1 to 8", number);
+            return kd_fail(err, KD_EUSAGE, "--rate: %s is not a multiple of 1/16 from 1 to 8",
+                           number);
         if (n == KD_BENCH_RATES)
             return kd_fail(err, KD_EUSAGE, "--rate: at most %d rates", KD_BENCH_RATES);
         out[n++] = (unsigned)sixteenths;

@@ -23,8 +23,8 @@ struct kd_bench {
     const char *rate;         /* NULL: the benchmark's own list */
     int64_t tiles;            /* encode: tiles of the error */
     double ghz;
-    struct kd_jw *w;          /* inside "results": [ */
-    bool screen;              /* lines on standard output too */
+    struct kd_jw *w; /* inside "results": [ */
+    bool screen;     /* lines on standard output too */
 };
 /* Runs work(ctx, n) with n grown until one repeat takes its share of b->seconds; each repeat gives
  * n * per_unit / seconds. work returns 0 or -1. */
@@ -33,8 +33,8 @@ int kd_bench_series(const struct kd_bench *b, int (*work)(void *ctx, int64_t n, 
 /* "key": {"median": .., "min": .., "max": .., "repeats": 5} */
 void kd_bench_put(const struct kd_bench *b, const char *key, const struct kd_series *s);
 /* The rates asked for in sixteenths of a bit, 0 ends the list. */
-int kd_bench_rates(const struct kd_bench *b, const unsigned *standard, unsigned out[KD_BENCH_RATES + 1],
-                   struct kd_err *err) KD_MUST;
+int kd_bench_rates(const struct kd_bench *b, const unsigned *standard,
+                   unsigned out[KD_BENCH_RATES + 1], struct kd_err *err) KD_MUST;
 /* Clock of the core this runs on now, from a chain of dependent single-cycle operations. */
 double kd_bench_ghz(void);
 void kd_bench_machine(struct kd_jw *w, const struct kd_bench *b);

@@ -1,5 +1,5 @@
-/* bench decode: products with stored matrices, their bytes streamed from memory, beside what the memory
- * gives a plain reader in the same run. */
+/* bench decode: products with stored matrices, their bytes streamed from memory, beside what the
+ * memory gives a plain reader in the same run. */
 #include "base/mem.h"
 #include "base/rand.h"
 #include "cmd/bench.h"
@@ -90,12 +90,12 @@ static int one(struct decode *d, const char *name, double rate, struct kd_err *e
         kd_jw_num(d->b->w, "gb_s", kd_series_median(&all) * bytes / weights);
         kd_jw_close(d->b->w, '}');
         if (d->b->screen)
-            printf("%-5s %6.4g  T=%-2d  %7.2f Gweights/s a core (%.2f to %.2f)  %7.2f in all  %6.2f "
-                   "GB/s a core  %6.2f in all\n",
-                   name, rate, tokens[i], kd_series_median(&core), core.v[0],
-                   core.v[core.count - 1], kd_series_median(&all),
-                   kd_series_median(&core) * bytes / weights,
-                   kd_series_median(&all) * bytes / weights);
+            printf(
+                "%-5s %6.4g  T=%-2d  %7.2f Gweights/s a core (%.2f to %.2f)  %7.2f in all  %6.2f "
+                "GB/s a core  %6.2f in all\n",
+                name, rate, tokens[i], kd_series_median(&core), core.v[0], core.v[core.count - 1],
+                kd_series_median(&all), kd_series_median(&core) * bytes / weights,
+                kd_series_median(&all) * bytes / weights);
     }
     return 0;
 }
@@ -103,9 +103,16 @@ static int one(struct decode *d, const char *name, double rate, struct kd_err *e
 static int exl3(struct decode *d, unsigned sixteenths, struct kd_err *err)
 {
     struct kd_rate rate = kd_rate_from16(sixteenths);
-    d->m = (struct kd_mat){.type = KD_MAT_EXL3, .rows = ROWS, .cols = COLS, .ld = ROWS / 16,
-                           .rows_padded = ROWS, .cols_padded = COLS, .suh = d->sign,
-                           .svh = d->sign, .rate = rate, .cb = KD_CB_MUL1};
+    d->m = (struct kd_mat){.type = KD_MAT_EXL3,
+                           .rows = ROWS,
+                           .cols = COLS,
+                           .ld = ROWS / 16,
+                           .rows_padded = ROWS,
+                           .cols_padded = COLS,
+                           .suh = d->sign,
+                           .svh = d->sign,
+                           .rate = rate,
+                           .cb = KD_CB_MUL1};
     d->stride = (int64_t)(ROWS / 16) * (COLS / 16) * kd_rate_tile_bytes(rate);
     return one(d, "EXL3", (double)sixteenths / 16, err);
 }
@@ -187,8 +194,12 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err)
     for (int i = 0; !rc && rates[i]; i++)
         rc = exl3(&d, rates[i], err);
     if (!rc) {
-        d.m = (struct kd_mat){.type = KD_MAT_MXFP4, .rows = ROWS, .cols = COLS, .ld = COLS / 2,
-                              .scale = d.scale, .ld_scale = COLS / 32};
+        d.m = (struct kd_mat){.type = KD_MAT_MXFP4,
+                              .rows = ROWS,
+                              .cols = COLS,
+                              .ld = COLS / 2,
+                              .scale = d.scale,
+                              .ld_scale = COLS / 32};
         d.stride = (int64_t)ROWS * COLS / 2;
         d.next = 0;
         rc = one(&d, "MXFP4", 4.25, err);

@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 enum { ITEM_TILES = 4, SEAM = 128 };
-/* Candidates of a tile's full search: 256 positions once for the seam and once for good, each with all
- * 2^16 states. */
+/* Candidates of a tile's full search: 256 positions once for the seam and once for good, each with
+ * all 2^16 states. */
 static const double candidates = (2.0 * SEAM + 256) * 65536;
 
 struct encode {
@@ -27,8 +27,8 @@ static void encode_item(void *ctx, int64_t item, int worker)
     const struct encode *e = ctx;
     int64_t first = item * ITEM_TILES % e->tiles;
     int64_t n = e->tiles - first < ITEM_TILES ? e->tiles - first : ITEM_TILES;
-    e->b->run->kern->trellis_search(e->target + first * KD_TILE_WEIGHTS, n, e->rate, KD_CB_MUL1, SEAM,
-                                    e->states + first * KD_TILE_WEIGHTS, e->scratch[worker]);
+    e->b->run->kern->trellis_search(e->target + first * KD_TILE_WEIGHTS, n, e->rate, KD_CB_MUL1,
+                                    SEAM, e->states + first * KD_TILE_WEIGHTS, e->scratch[worker]);
 }
 
 /* n tiles, in items of ITEM_TILES. */
@@ -53,7 +53,8 @@ static double scale_of(struct kd_rate rate)
 static void fill(struct encode *e, double scale)
 {
     for (int64_t i = 0; i < e->tiles * KD_TILE_WEIGHTS; i++) {
-        double u = 1 - kd_rand_unit(7, (uint64_t)(2 * i)), v = kd_rand_unit(7, (uint64_t)(2 * i + 1));
+        double u = 1 - kd_rand_unit(7, (uint64_t)(2 * i)),
+               v = kd_rand_unit(7, (uint64_t)(2 * i + 1));
         e->target[i] = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v) * scale);
     }
 }
@@ -63,7 +64,8 @@ static double error_of(const struct encode *e, double scale)
     double sum = 0;
     int64_t count = e->tiles * KD_TILE_WEIGHTS;
     for (int64_t i = 0; i < count; i++) {
-        double d = (double)kd_f16_f32(kd_codebook_f16(KD_CB_MUL1, e->states[i])) - (double)e->target[i];
+        double d =
+            (double)kd_f16_f32(kd_codebook_f16(KD_CB_MUL1, e->states[i])) - (double)e->target[i];
         sum += d * d / (scale * scale);
     }
     return sum / (double)count;
@@ -95,10 +97,11 @@ static int one_rate(struct encode *e, unsigned sixteenths, struct kd_err *err)
     kd_jw_int(b->w, "mse_tiles", e->tiles);
     kd_jw_close(b->w, '}');
     if (b->screen)
-        printf("%7.4f  %9.0f tiles/s a core (%.0f to %.0f)  %9.0f in all  %6.2f candidates/cycle  MSE "
-               "%.3e\n",
-               (double)sixteenths / 16, kd_series_median(&core), core.v[0], core.v[core.count - 1],
-               kd_series_median(&all), per_cycle, mse);
+        printf(
+            "%7.4f  %9.0f tiles/s a core (%.0f to %.0f)  %9.0f in all  %6.2f candidates/cycle  MSE "
+            "%.3e\n",
+            (double)sixteenths / 16, kd_series_median(&core), core.v[0], core.v[core.count - 1],
+            kd_series_median(&all), per_cycle, mse);
     return 0;
 }
 

@@ -59,8 +59,8 @@ static int decode(void *ctx, int64_t n, struct kd_err *err)
         for (int64_t s = 0; s < f->batch; s++) {
             if (!f->seq[s] && kd_k3_seq_open(&f->seq[s], f->m, err))
                 return -1;
-            feed[s] = (struct kd_k3_feed){.seq = f->seq[s], .ids = &f->ids[f->fed], .count = 1,
-                                          .want = 1};
+            feed[s] = (struct kd_k3_feed){
+                .seq = f->seq[s], .ids = &f->ids[f->fed], .count = 1, .want = 1};
         }
         if (kd_k3_forward(f->m, feed, f->batch, NULL, f->logits, err))
             return -1;

@@ -1,7 +1,7 @@
-/* Putting the battery to two models. Each expected turn is first given to a model as a whole (teacher
- * forced): that yields the KLD, and where the model's own choice is the expected id at every position,
- * greedy generation gives exactly this turn. Only turns that leave the expected path are generated on
- * from there. */
+/* Putting the battery to two models. Each expected turn is first given to a model as a whole
+ * (teacher forced): that yields the KLD, and where the model's own choice is the expected id at
+ * every position, greedy generation gives exactly this turn. Only turns that leave the expected
+ * path are generated on from there. */
 #include "gate/battery.h"
 
 #include "base/mem.h"
@@ -87,19 +87,20 @@ static int force(struct run *r, struct kd_k3_model *m, float *logits, struct kd_
         struct turn *t = &r->turn[i];
         rc = kd_k3_seq_open(&r->seq[i], m, err);
         if (!rc && t->prompt.count > 1)
-            feed[n++] = (struct kd_k3_feed){.seq = r->seq[i], .ids = t->prompt.id,
-                                            .count = t->prompt.count - 1, .want = 0};
+            feed[n++] = (struct kd_k3_feed){
+                .seq = r->seq[i], .ids = t->prompt.id, .count = t->prompt.count - 1, .want = 0};
     }
     if (!rc && n)
         rc = kd_k3_forward(m, feed, n, NULL, NULL, err);
-    /* The last prompt id and all but the last expected one: a row of logits for each expected id. */
+    /* The last prompt id and all but the last expected one: a row of logits for each expected id.
+     */
     for (int64_t i = 0; i < r->count && !rc; i++) {
         struct turn *t = &r->turn[i];
         rc = kd_ids_add(&tail[i], t->prompt.id[t->prompt.count - 1], err);
         for (int64_t j = 0; j + 1 < t->want.count && !rc; j++)
             rc = kd_ids_add(&tail[i], t->want.id[j], err);
-        feed[i] = (struct kd_k3_feed){.seq = r->seq[i], .ids = tail[i].id, .count = tail[i].count,
-                                      .want = 2};
+        feed[i] = (struct kd_k3_feed){
+            .seq = r->seq[i], .ids = tail[i].id, .count = tail[i].count, .want = 2};
     }
     if (!rc)
         rc = kd_k3_forward(m, feed, r->count, NULL, logits, err);
@@ -164,8 +165,8 @@ static int go_on(struct run *r, struct kd_k3_model *m, float *logits, struct kd_
         for (int64_t j = 0; j < t->got.count && !rc; j++)
             rc = kd_ids_add(&start[n], t->got.id[j], err);
         who[n] = t;
-        feed[n] = (struct kd_k3_feed){.seq = r->seq[i], .ids = start[n].id, .count = start[n].count,
-                                      .want = 1};
+        feed[n] = (struct kd_k3_feed){
+            .seq = r->seq[i], .ids = start[n].id, .count = start[n].count, .want = 1};
         n++;
     }
     int64_t made = n;
@@ -178,8 +179,8 @@ static int go_on(struct run *r, struct kd_k3_model *m, float *logits, struct kd_
             if (rc || over(r, t))
                 continue;
             who[left] = t;
-            feed[left++] = (struct kd_k3_feed){.seq = feed[i].seq, .ids = &t->got.id[t->got.count - 1],
-                                               .count = 1, .want = 1};
+            feed[left++] = (struct kd_k3_feed){
+                .seq = feed[i].seq, .ids = &t->got.id[t->got.count - 1], .count = 1, .want = 1};
         }
         n = left;
     }
@@ -291,7 +292,7 @@ static void close_all(struct run *r)
 }
 
 int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *src, const char *dst,
-                   const struct kd_battery_file *file, volatile int *stop, struct kd_err *err)
+                   const struct kd_battery_file *file, const volatile int *stop, struct kd_err *err)
 {
     struct run *r;
     if (kd_mem_zero(&r, 1, sizeof *r, "battery run", err))

@@ -14,7 +14,7 @@
 
 struct kd_flips {
     int64_t src_right, dst_right;
-    int64_t lost, gained; /* right -> wrong, wrong -> right, from src to dst */
+    int64_t lost, gained;                    /* right -> wrong, wrong -> right, from src to dst */
     struct kd_interval src_range, dst_range; /* Wilson */
     struct kd_interval change;               /* Bonett and Price, of (gained - lost)/requests */
     double probability;                      /* McNemar, exact, two-sided */
@@ -44,14 +44,17 @@ struct kd_battery_file {
     char sha256[65];
 };
 /* limit 0: all. */
-int kd_battery_load(struct kd_battery_file *f, const char *path, int64_t limit, struct kd_err *err) KD_MUST;
+int kd_battery_load(struct kd_battery_file *f, const char *path, int64_t limit,
+                    struct kd_err *err) KD_MUST;
 void kd_battery_file_release(struct kd_battery_file *f);
 
-/* Whether calls_json (an array of {name, arguments}) is what is expected: one equal call, or none. */
+/* Whether calls_json (an array of {name, arguments}) is what is expected: one equal call, or none.
+ */
 bool kd_battery_call_fits(const struct kd_json *expected, const struct kd_json *calls);
 
 int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *src, const char *dst,
-                   const struct kd_battery_file *file, volatile int *stop, struct kd_err *err) KD_MUST;
+                   const struct kd_battery_file *file, const volatile int *stop,
+                   struct kd_err *err) KD_MUST;
 /* Counts of right answers of both models into flips with their intervals. */
 void kd_battery_flips(struct kd_flips *f, const bool *src, const bool *dst, int64_t count);
 

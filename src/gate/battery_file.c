@@ -117,8 +117,10 @@ bool kd_battery_call_fits(const struct kd_json *expected, const struct kd_json *
     const struct kd_json *got = kd_json_at(calls, 0);
     if (kd_json_count(calls) != 1)
         return false;
-    const struct kd_json *wa = kd_json_get(expected, "arguments"), *ga = kd_json_get(got, "arguments");
-    return same(kd_json_get(expected, "name"), kd_json_get(got, "name")) && wa && ga && same(wa, ga);
+    const struct kd_json *wa = kd_json_get(expected, "arguments"),
+                         *ga = kd_json_get(got, "arguments");
+    return same(kd_json_get(expected, "name"), kd_json_get(got, "name")) && wa && ga &&
+           same(wa, ga);
 }
 
 void kd_battery_flips(struct kd_flips *f, const bool *src, const bool *dst, int64_t count)

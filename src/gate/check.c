@@ -18,7 +18,7 @@ struct work {
     struct kd_check *c;
     struct kd_side src, dst;
     bool has_src;
-    struct kd_ref ref; /* with plan->ref_in */
+    struct kd_ref ref;     /* with plan->ref_in */
     struct kd_ref_out out; /* with plan->ref_out */
     struct kd_ref_head head;
     struct kd_corpus text;
@@ -67,7 +67,8 @@ static int same_shape(const struct kd_k3_cfg *a, const struct kd_k3_cfg *b, stru
 }
 
 /* Rows of the text, and which of its tokens are special, by the tokenizer in `dir`. */
-static int load_text(struct work *w, const char *dir, int64_t rows, int64_t cols, struct kd_err *err)
+static int load_text(struct work *w, const char *dir, int64_t rows, int64_t cols,
+                     struct kd_err *err)
 {
     struct kd_tok *tok;
     if (kd_tok_open(&tok, dir, err))
@@ -92,8 +93,8 @@ static int refuse_other_text(const struct work *w, struct kd_err *err)
     if (w->text.rows != h->rows || w->text.cols != h->cols ||
         strcmp(w->text.sha256, h->text_sha256) != 0 ||
         memcmp(w->text.ids, w->ref.ids, (size_t)(h->rows * h->cols) * 4) != 0)
-        return kd_fail(err, KD_EINVAL, "%s: the reference is of other text than %s", w->plan->ref_in,
-                       w->plan->text);
+        return kd_fail(err, KD_EINVAL, "%s: the reference is of other text than %s",
+                       w->plan->ref_in, w->plan->text);
     return 0;
 }
 
@@ -205,14 +206,16 @@ static int begin(struct work *w, struct kd_err *err)
         return -1;
     c->has_text = true;
     c->tokens = c->rows * c->cols;
-    c->stream_samples = p->ref_in ? w->ref.head->samples : c->tokens < SAMPLES ? c->tokens : SAMPLES;
+    c->stream_samples = p->ref_in             ? w->ref.head->samples
+                        : c->tokens < SAMPLES ? c->tokens
+                                              : SAMPLES;
     c->layer_count = w->dst.cfg.layers;
     if (kd_mem_zero(&c->layer, c->layer_count, sizeof *c->layer, "layers", err) ||
         kd_mem_new(&w->pos, c->tokens, sizeof *w->pos, "positions", err) ||
         kd_mem_new(&w->sample, c->stream_samples * w->dst.cfg.hidden, 4, "stream samples", err))
         return -1;
-    if (!p->ref_in && kd_side_begin(&w->src, w->run, w->ids, c->rows, c->cols, true, p->work, "src",
-                                    err))
+    if (!p->ref_in &&
+        kd_side_begin(&w->src, w->run, w->ids, c->rows, c->cols, true, p->work, "src", err))
         return -1;
     if (kd_side_begin(&w->dst, w->run, w->ids, c->rows, c->cols, false, p->work, "dst", err))
         return -1;
@@ -305,7 +308,8 @@ static int measure(struct work *w, struct kd_err *err)
     kd_progress_begin("check", "tokens", passes * c->tokens, 0);
     for (int64_t l = 0; l < c->layer_count; l++) {
         char note[64];
-        snprintf(note, sizeof note, "layer %lld of %lld", (long long)l + 1, (long long)c->layer_count);
+        snprintf(note, sizeof note, "layer %lld of %lld", (long long)l + 1,
+                 (long long)c->layer_count);
         kd_progress_add(0, note);
         if (run_layer(w, l, err))
             return -1;
@@ -314,8 +318,9 @@ static int measure(struct work *w, struct kd_err *err)
         return -1;
     if (kd_side_final(&w->dst, w->run, err))
         return -1;
-    if (w->plan->ref_out && (kd_ref_put(&w->out, w->src.p, c->tokens * w->src.cfg.hidden * 4, err) ||
-                             kd_ref_commit(&w->out, err)))
+    if (w->plan->ref_out &&
+        (kd_ref_put(&w->out, w->src.p, c->tokens * w->src.cfg.hidden * 4, err) ||
+         kd_ref_commit(&w->out, err)))
         return -1;
     return compare(w, err);
 }

@@ -40,7 +40,8 @@ struct kd_check {
     struct kd_interval kld_range, top1_range;
     bool by_documents; /* clusters of the bootstrap: documents, else rows */
     int64_t clusters;
-    int64_t kld_bin[KD_KLD_BINS]; /* bin 0: under 2^-20; bin b: from 2^(b-21); the last has no end */
+    int64_t
+        kld_bin[KD_KLD_BINS]; /* bin 0: under 2^-20; bin b: from 2^(b-21); the last has no end */
     double top1, ppl_src, ppl_dst;
     double router_mean, router_min;
     int64_t router_min_layer, layer_count;
@@ -52,7 +53,7 @@ struct kd_check {
     struct kd_sizes dst;
     double bits_experts, bits_trunk;           /* K: codes alone; 0: has none */
     double bits_experts_real, bits_trunk_real; /* all bytes of those tensors */
-    double bits_file;                          /* all bytes of the files over the source's weights */
+    double bits_file; /* all bytes of the files over the source's weights */
     int64_t src_weights, src_file_bytes;
 
     bool has_battery;
@@ -64,9 +65,9 @@ struct kd_check_plan {
     const char *dst;
     const char *text; /* may be NULL with ref_in */
     const char *ref_in, *ref_out;
-    const char *work; /* folder for the streams; NULL: memory */
-    int64_t rows, cols; /* rows 0: all there are; cols 0: 512, or the reference's */
-    volatile int *stop; /* looked at between blocks; may be NULL */
+    const char *work;         /* folder for the streams; NULL: memory */
+    int64_t rows, cols;       /* rows 0: all there are; cols 0: 512, or the reference's */
+    const volatile int *stop; /* looked at between blocks; may be NULL */
 };
 /* Fills *c with all but the battery. Call kd_check_release after it, failed or not. */
 int kd_check_run(struct kd_check *c, const struct kd_run *run, const struct kd_check_plan *plan,
@@ -74,7 +75,8 @@ int kd_check_run(struct kd_check *c, const struct kd_run *run, const struct kd_c
 /* Bits and bytes alone (a battery without text). */
 int kd_check_sizes(struct kd_check *c, const struct kd_ckpt *src, const struct kd_ckpt *dst,
                    struct kd_err *err) KD_MUST;
-int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst, struct kd_err *err) KD_MUST;
+int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst,
+                      struct kd_err *err) KD_MUST;
 void kd_check_release(struct kd_check *c);
 
 /* What kd_check_run makes its figures from: positions, their token's document and whether it is a

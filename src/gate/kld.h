@@ -10,15 +10,16 @@
 #include <stdint.h>
 
 struct kd_pos {
-    double kld;              /* >= 0; exactly 0 for equal logits */
-    double nll_src, nll_dst; /* nats for the next token; 0 without one */
+    double kld;               /* >= 0; exactly 0 for equal logits */
+    double nll_src, nll_dst;  /* nats for the next token; 0 without one */
     int32_t top_src, top_dst; /* lowest id on ties */
     bool has_next;
     bool bad; /* a logit of either model is not finite; then kld is NaN */
 };
 
 /* next < 0: no token follows. */
-void kd_kld_pos(const float *src, const float *dst, int64_t vocab, int32_t next, struct kd_pos *out);
+void kd_kld_pos(const float *src, const float *dst, int64_t vocab, int32_t next,
+                struct kd_pos *out);
 
 /* `count` positions at once over the pool: rows of `vocab` logits, one after the other. */
 void kd_kld_block(const struct kd_run *run, const float *src, const float *dst, int64_t vocab,

@@ -1,12 +1,14 @@
 /* exp and log in double with + - * / alone, so that a figure is the same on every machine, whatever
- * its C library. Both are within 2 ulp; branch-free where a compiler should make vectors of them. */
+ * its C library. Both are within 2 ulp; branch-free where a compiler should make vectors of them.
+ */
 #ifndef KD_GATE_LOGSUM_H
 #define KD_GATE_LOGSUM_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* exp(x) for x <= 700; below -708 the value of -708 (3e-308, nothing beside a sum of at least 1). */
+/* exp(x) for x <= 700; below -708 the value of -708 (3e-308, nothing beside a sum of at least 1).
+ */
 static inline double kd_gate_exp(double x)
 {
     static const double l2e = 1.4426950408889634, hi = 6.93147180369123816490e-01,

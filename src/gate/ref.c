@@ -38,7 +38,8 @@ int kd_ref_put(struct kd_ref_out *r, const void *data, int64_t bytes, struct kd_
 static int put_padded(struct kd_ref_out *r, const uint8_t *data, int64_t bytes, struct kd_err *err)
 {
     const uint8_t zero[4] = {0};
-    return kd_ref_put(r, data, bytes, err) || kd_ref_put(r, zero, (4 - bytes % 4) % 4, err) ? -1 : 0;
+    return kd_ref_put(r, data, bytes, err) || kd_ref_put(r, zero, (4 - bytes % 4) % 4, err) ? -1
+                                                                                            : 0;
 }
 
 static int put_lm_head(struct kd_ref_out *r, const struct kd_mat *m, struct kd_err *err)
@@ -52,8 +53,8 @@ static int put_lm_head(struct kd_ref_out *r, const struct kd_mat *m, struct kd_e
 }
 
 int kd_ref_create(struct kd_ref_out *r, const char *path, const struct kd_ref_head *head,
-                  const struct kd_corpus *text, const uint8_t *special, const struct kd_mat *lm_head,
-                  struct kd_err *err)
+                  const struct kd_corpus *text, const uint8_t *special,
+                  const struct kd_mat *lm_head, struct kd_err *err)
 {
     struct kd_ref_head h = *head;
     int64_t n = tokens_of(head);
@@ -113,14 +114,13 @@ static bool sane(const struct kd_ref_head *h)
 {
     const int64_t big = 1 << 20;
     return !memcmp(h->magic, magic, sizeof magic) && h->rows > 0 && h->rows <= big && h->cols > 0 &&
-           h->cols <= big && h->rows * h->cols <= INT32_MAX && h->docs >= 0 && h->docs <= h->rows * h->cols && h->hidden > 0 &&
-           h->hidden <= big && h->layers > 0 && h->layers <= KD_K3_LAYERS_MAX &&
-           h->dense_layers >= 0 && h->dense_layers <= h->layers && h->vocab > 0 &&
-           h->vocab <= 16 * big && h->experts >= 0 && h->experts <= big && h->topk >= 0 &&
-           h->topk <= 1024 && h->topk <= h->experts && h->samples > 0 &&
+           h->cols <= big && h->rows * h->cols <= INT32_MAX && h->docs >= 0 &&
+           h->docs <= h->rows * h->cols && h->hidden > 0 && h->hidden <= big && h->layers > 0 &&
+           h->layers <= KD_K3_LAYERS_MAX && h->dense_layers >= 0 && h->dense_layers <= h->layers &&
+           h->vocab > 0 && h->vocab <= 16 * big && h->experts >= 0 && h->experts <= big &&
+           h->topk >= 0 && h->topk <= 1024 && h->topk <= h->experts && h->samples > 0 &&
            h->samples <= h->rows * h->cols && h->samples <= big && h->weights > 0 &&
-           h->file_bytes >= 0 &&
-           (h->head_type == KD_MAT_F32 || h->head_type == KD_MAT_BF16) &&
+           h->file_bytes >= 0 && (h->head_type == KD_MAT_F32 || h->head_type == KD_MAT_BF16) &&
            memchr(h->text_sha256, 0, sizeof h->text_sha256) &&
            memchr(h->source_id, 0, sizeof h->source_id) && memchr(h->name, 0, sizeof h->name);
 }
@@ -219,10 +219,11 @@ int kd_ref_fits(const struct kd_ref *r, const struct kd_k3_cfg *c, struct kd_err
     const struct kd_ref_head *h = r->head;
     if (h->hidden != c->hidden || h->layers != c->layers || h->dense_layers != c->dense_layers ||
         h->vocab != c->vocab || h->experts != c->experts || h->topk != c->topk)
-        return kd_fail(err, KD_EINVAL,
-                       "the reference is of another model (%s: hidden %lld, %lld layers, vocabulary "
-                       "%lld)",
-                       h->name, (long long)h->hidden, (long long)h->layers, (long long)h->vocab);
+        return kd_fail(
+            err, KD_EINVAL,
+            "the reference is of another model (%s: hidden %lld, %lld layers, vocabulary "
+            "%lld)",
+            h->name, (long long)h->hidden, (long long)h->layers, (long long)h->vocab);
     return 0;
 }
 

@@ -112,7 +112,7 @@ static void head(struct kd_buf *out, const struct kd_check *c, const struct kd_v
         kd_show_exact(tokens, sizeof tokens, c->tokens);
         kd_buf_printf(out,
                       "%s positions: %lld rows of %lld tokens out of %lld document%s; text sha256 "
-                      "%.12s…; ",
+                      "%.12s\u2026; ",
                       tokens, (long long)c->rows, (long long)c->cols, (long long)c->docs,
                       c->docs == 1 ? "" : "s", c->text_sha256);
     }
@@ -128,10 +128,11 @@ static void cards(struct kd_buf *out, const struct kd_check *c)
         snprintf(s, sizeof s, "nats; 95 %%: %.4f to %.4f", c->kld_range.lo, c->kld_range.hi);
         card(out, "KLD, mean", v, s);
         snprintf(v, sizeof v, "%.2f %%", 100 * c->top1);
-        snprintf(s, sizeof s, "95 %%: %.2f to %.2f", 100 * c->top1_range.lo, 100 * c->top1_range.hi);
+        snprintf(s, sizeof s, "95 %%: %.2f to %.2f", 100 * c->top1_range.lo,
+                 100 * c->top1_range.hi);
         card(out, "Same top-1", v, s);
-        snprintf(v, sizeof v, "×%.4f", c->ppl_src > 0 ? c->ppl_dst / c->ppl_src : 0);
-        snprintf(s, sizeof s, "%.3f → %.3f", c->ppl_src, c->ppl_dst);
+        snprintf(v, sizeof v, "\u00d7%.4f", c->ppl_src > 0 ? c->ppl_dst / c->ppl_src : 0);
+        snprintf(s, sizeof s, "%.3f \u2192 %.3f", c->ppl_src, c->ppl_dst);
         card(out, "Perplexity", v, s);
     }
     if (c->has_text && c->router_min_layer >= 0) {
@@ -162,7 +163,7 @@ static void requirements(struct kd_buf *out, const struct kd_verdict *v)
         const struct kd_require *r = &v->r[i];
         kd_buf_str(out, "<tr><td>");
         kd_html_text(out, r->figure);
-        kd_buf_printf(out, "</td><td>%s %.6g</td>", r->at_most ? "≤" : "≥", r->bound);
+        kd_buf_printf(out, "</td><td>%s %.6g</td>", r->at_most ? "\u2264" : "\u2265", r->bound);
         if (r->measured)
             kd_buf_printf(out, "<td>%.6g</td>", r->value);
         else
@@ -177,9 +178,11 @@ static void sizes(struct kd_buf *out, const struct kd_check *c)
 {
     const struct kd_sizes *d = &c->dst;
     char size[32], count[32];
-    kd_buf_str(out, "<section class=\"plot wide\"><h2>Bits and sizes</h2><p class=\"note\">K: code bits of "
-                    "the quantized matrices; real: all bytes of these tensors.</p>\n<table><tr>"
-                    "<th>part</th><th>weights</th><th>bytes</th><th>K</th><th>real</th></tr>\n");
+    kd_buf_str(
+        out,
+        "<section class=\"plot wide\"><h2>Bits and sizes</h2><p class=\"note\">K: code bits of "
+        "the quantized matrices; real: all bytes of these tensors.</p>\n<table><tr>"
+        "<th>part</th><th>weights</th><th>bytes</th><th>K</th><th>real</th></tr>\n");
     for (int p = 0; p < KD_PART_COUNT; p++) {
         if (!d->bytes[p])
             continue;
@@ -190,14 +193,14 @@ static void sizes(struct kd_buf *out, const struct kd_check *c)
         if (d->k[p] > 0)
             kd_buf_printf(out, "<td>%.3f</td>", d->k[p]);
         else
-            kd_buf_str(out, "<td>–</td>");
+            kd_buf_str(out, "<td>\u2013</td>");
         kd_buf_printf(out, "<td>%.3f</td></tr>\n",
                       d->weights[p] ? 8 * (double)d->bytes[p] / (double)d->weights[p] : 0);
     }
     kd_show_bytes(size, sizeof size, d->file_bytes);
     kd_show_count(count, sizeof count, c->src_weights);
     kd_buf_printf(out,
-                  "<tr><td>all files</td><td>%s</td><td>%s</td><td>–</td><td>%.3f</td></tr>\n"
+                  "<tr><td>all files</td><td>%s</td><td>%s</td><td>\u2013</td><td>%.3f</td></tr>\n"
                   "</table></section>\n",
                   count, size, c->bits_file);
 }
@@ -211,8 +214,8 @@ static void positions(struct kd_buf *out, const struct kd_check *c)
         kd_buf_printf(out, "<tr><td>control</td><td>%lld</td><td>%.5f</td><td>%.2f %%</td></tr>\n",
                       (long long)c->control_tokens, c->control_kld, 100 * c->control_top1);
     else
-        kd_buf_str(out, "<tr><td>control</td><td>0</td><td>–</td><td>–</td></tr>\n");
-    kd_buf_printf(out, "<tr><td>other</td><td>%lld</td><td>%.5f</td><td>–</td></tr>\n",
+        kd_buf_str(out, "<tr><td>control</td><td>0</td><td>\u2013</td><td>\u2013</td></tr>\n");
+    kd_buf_printf(out, "<tr><td>other</td><td>%lld</td><td>%.5f</td><td>\u2013</td></tr>\n",
                   (long long)(c->tokens - c->control_tokens), c->plain_kld);
     kd_buf_printf(out,
                   "</table>\n<h2 style=\"margin-top:16px\">KLD</h2><table><tr><th>mean</th>"
@@ -234,14 +237,16 @@ static void flip_row(struct kd_buf *out, const char *name, const struct kd_flips
 
 static void battery(struct kd_buf *out, const struct kd_battery *b)
 {
-    kd_buf_printf(out,
-                  "<section class=\"plot wide\"><h2>Agent battery</h2><p class=\"note\">%lld requests; "
-                  "KLD %.5f and same top-1 %.2f %% over the %lld tokens of the expected turns. Change "
-                  "in points with a 95 %% interval (Bonett and Price); p: exact McNemar.</p>\n",
-                  (long long)b->requests, b->kld, 100 * b->top1, (long long)b->tokens);
+    kd_buf_printf(
+        out,
+        "<section class=\"plot wide\"><h2>Agent battery</h2><p class=\"note\">%lld requests; "
+        "KLD %.5f and same top-1 %.2f %% over the %lld tokens of the expected turns. Change "
+        "in points with a 95 %% interval (Bonett and Price); p: exact McNemar.</p>\n",
+        (long long)b->requests, b->kld, 100 * b->top1, (long long)b->tokens);
     kd_plot_flips(out, b);
-    kd_buf_str(out, "<table><tr><th>turns</th><th>source</th><th>quantized</th><th>right → wrong</th>"
-                    "<th>wrong → right</th><th>change</th><th>p</th></tr>\n");
+    kd_buf_str(
+        out, "<table><tr><th>turns</th><th>source</th><th>quantized</th><th>right \u2192 wrong</th>"
+             "<th>wrong \u2192 right</th><th>change</th><th>p</th></tr>\n");
     flip_row(out, "exact", &b->exact, b->requests);
     flip_row(out, "valid tool calls", &b->calls, b->requests);
     kd_buf_str(out, "</table></section>\n");

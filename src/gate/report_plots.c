@@ -55,8 +55,8 @@ static void grid(struct kd_buf *out, double lo, double hi, double scale, const c
 
 static void label(struct kd_buf *out, double x, const char *text)
 {
-    kd_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", x, BOTTOM + 15,
-                  text);
+    kd_buf_printf(out, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", x,
+                  BOTTOM + 15, text);
 }
 
 /* "2^-12" as people read it: 0.00024 */
@@ -106,7 +106,8 @@ void kd_plot_kld(struct kd_buf *out, const struct kd_check *c)
         short_number(text, sizeof text, kd_kld_bin_floor(b));
         label(out, LEFT + b * width, text);
     }
-    kd_buf_printf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">nats</text>\n", RIGHT, BOTTOM + 28);
+    kd_buf_printf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">nats</text>\n", RIGHT,
+                  BOTTOM + 28);
     end(out);
 }
 
@@ -131,7 +132,7 @@ void kd_plot_bands(struct kd_buf *out, const struct kd_check *c)
                       "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.4f</text>\n",
                       x - width / 2, y, width, BOTTOM - y, (long long)d->tokens, 100 * d->top1, x,
                       y - 5, d->kld);
-        snprintf(text, sizeof text, "%lld–%lld", (long long)d->first, (long long)last);
+        snprintf(text, sizeof text, "%lld\u2013%lld", (long long)d->first, (long long)last);
         label(out, x, text);
     }
     end(out);
@@ -145,7 +146,8 @@ static void layer_labels(struct kd_buf *out, int64_t layers, double room)
         snprintf(text, sizeof text, "%lld", (long long)l);
         label(out, LEFT + ((double)l + 0.5) * room, text);
     }
-    kd_buf_printf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">layer</text>\n", RIGHT, BOTTOM + 28);
+    kd_buf_printf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">layer</text>\n", RIGHT,
+                  BOTTOM + 28);
 }
 
 static void bound_line(struct kd_buf *out, const char *name, double v, double lo)
@@ -167,9 +169,10 @@ void kd_plot_router(struct kd_buf *out, const struct kd_check *c, const struct k
             low = fmin(low, v->r[i].bound);
     double lo = floor((low - 0.02) * 10) / 10;
     lo = lo < 0 ? 0 : lo > 0.9 ? 0.9 : lo;
-    begin(out, "Router agreement by layer",
-          "Share of the source's experts that the quantized model takes too. The axis does not start "
-          "at 0; dashed: required.");
+    begin(
+        out, "Router agreement by layer",
+        "Share of the source's experts that the quantized model takes too. The axis does not start "
+        "at 0; dashed: required.");
     grid(out, lo, 1, 100, "%");
     for (int64_t l = 0; l < c->layer_count; l++) {
         if (!c->layer[l].moe)
@@ -203,10 +206,11 @@ void kd_plot_margins(struct kd_buf *out, const struct kd_check *c)
         most = fmax(most, kept[b] + lost[b]);
         all += kept[b] + lost[b];
     }
-    begin(out, "Routing margins",
-          "Score of the last expert taken less the first not taken, in the source; share of choices."
-          "<span class=\"key\" style=\"background:var(--a)\"></span>set kept"
-          "<span class=\"key\" style=\"background:var(--b)\"></span>an expert lost");
+    begin(
+        out, "Routing margins",
+        "Score of the last expert taken less the first not taken, in the source; share of choices."
+        "<span class=\"key\" style=\"background:var(--a)\"></span>set kept"
+        "<span class=\"key\" style=\"background:var(--b)\"></span>an expert lost");
     grid(out, 0, most / all, 100, "%");
     for (int b = 0; b < KD_MARGIN_BINS; b++) {
         double y = y_of(kept[b], 0, most), top = y_of(kept[b] + lost[b], 0, most);
@@ -232,7 +236,7 @@ void kd_plot_stream(struct kd_buf *out, const struct kd_check *c)
         most = fmax(most, c->layer[l].stream);
     most = most > 0 ? most * 1.05 : 1;
     begin(out, "Error of the residual stream",
-          "|quantized − source| / |source| after each layer, over the sampled positions.");
+          "|quantized \u2212 source| / |source| after each layer, over the sampled positions.");
     grid(out, 0, most, 1, "");
     kd_buf_str(out, "<polyline class=\"la\" points=\"");
     for (int64_t l = 0; l < c->layer_count; l++)
@@ -250,7 +254,8 @@ void kd_plot_stream(struct kd_buf *out, const struct kd_check *c)
 }
 
 /* One bar a kind of answer: both right, lost, gained, both wrong. */
-static void flip_bar(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n, int y)
+static void flip_bar(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n,
+                     int y)
 {
     const int64_t part[4] = {f->src_right - f->lost, f->lost, f->gained,
                              n - f->src_right - f->gained};
@@ -271,11 +276,13 @@ static void flip_bar(struct kd_buf *out, const char *name, const struct kd_flips
 
 void kd_plot_flips(struct kd_buf *out, const struct kd_battery *b)
 {
-    kd_buf_str(out, "<p class=\"note\"><span class=\"key\" style=\"background:var(--a);margin-left:0\">"
-                    "</span>right in both<span class=\"key\" style=\"background:var(--bad)\"></span>"
-                    "right → wrong<span class=\"key\" style=\"background:var(--good)\"></span>wrong → "
-                    "right<span class=\"key\" style=\"background:var(--grid)\"></span>wrong in both"
-                    "</p>\n<svg viewBox=\"0 0 1000 66\" role=\"img\" aria-label=\"flips\">\n");
+    kd_buf_str(out,
+               "<p class=\"note\"><span class=\"key\" style=\"background:var(--a);margin-left:0\">"
+               "</span>right in both<span class=\"key\" style=\"background:var(--bad)\"></span>"
+               "right \u2192 wrong<span class=\"key\" "
+               "style=\"background:var(--good)\"></span>wrong \u2192 "
+               "right<span class=\"key\" style=\"background:var(--grid)\"></span>wrong in both"
+               "</p>\n<svg viewBox=\"0 0 1000 66\" role=\"img\" aria-label=\"flips\">\n");
     flip_bar(out, "exact turns", &b->exact, b->requests, 4);
     flip_bar(out, "valid tool calls", &b->calls, b->requests, 36);
     kd_buf_str(out, "</svg>\n");

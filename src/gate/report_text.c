@@ -8,14 +8,15 @@
 /* A bar of `width` cells in eighths, value of full; at least a hair for anything above zero. */
 static void bar(struct kd_buf *out, double value, double full, int width)
 {
-    static const char *const part[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+    static const char *const part[] = {"",       "\u258f", "\u258e", "\u258d",
+                                       "\u258c", "\u258b", "\u258a", "\u2589"};
     double share = full > 0 ? value / full : 0;
     share = share < 0 ? 0 : share > 1 ? 1 : share;
     int eighths = (int)(share * 8 * (double)width + 0.5), used = 0;
     if (!eighths && value > 0)
         eighths = 1;
     for (; eighths >= 8; eighths -= 8, used++)
-        kd_buf_str(out, "█");
+        kd_buf_str(out, "\u2588");
     if (eighths) {
         kd_buf_str(out, part[eighths]);
         used++;
@@ -44,7 +45,7 @@ static void top(struct kd_buf *out, const struct kd_check *c)
                   c->kld_p95, c->kld_p99, c->kld_max);
     kd_buf_printf(out, "top-1       %.2f %%  [%.2f, %.2f]\n", 100 * c->top1, 100 * c->top1_range.lo,
                   100 * c->top1_range.hi);
-    kd_buf_printf(out, "perplexity  %.4f → %.4f  (×%.4f)\n", c->ppl_src, c->ppl_dst,
+    kd_buf_printf(out, "perplexity  %.4f \u2192 %.4f  (\u00d7%.4f)\n", c->ppl_src, c->ppl_dst,
                   c->ppl_src > 0 ? c->ppl_dst / c->ppl_src : 0);
     if (c->control_tokens)
         kd_buf_printf(out, "control     KLD %.5f at %lld positions, %.5f elsewhere\n",
@@ -54,7 +55,7 @@ static void top(struct kd_buf *out, const struct kd_check *c)
         most = c->band[b].kld > most ? c->band[b].kld : most;
     for (int b = 0; b < KD_BANDS && c->band[b].tokens; b++) {
         int64_t end = b + 1 < KD_BANDS && c->band[b + 1].tokens ? c->band[b + 1].first : c->cols;
-        kd_buf_printf(out, "%s%5lld–%-5lld ", b ? "          " : "position  ",
+        kd_buf_printf(out, "%s%5lld\u2013%-5lld ", b ? "          " : "position  ",
                       (long long)c->band[b].first, (long long)end - 1);
         bar(out, c->band[b].kld, most, 30);
         kd_buf_printf(out, " %.5f\n", c->band[b].kld);
@@ -64,7 +65,8 @@ static void top(struct kd_buf *out, const struct kd_check *c)
 /* One cell a layer, eight steps from 0.8 to 1; neighbours share a cell when there are too many. */
 static void routers(struct kd_buf *out, const struct kd_check *c)
 {
-    static const char *const step[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+    static const char *const step[] = {"\u2581", "\u2582", "\u2583", "\u2584",
+                                       "\u2585", "\u2586", "\u2587", "\u2588"};
     int64_t group = (c->layer_count + 59) / 60;
     if (c->router_min_layer < 0)
         return;
@@ -80,7 +82,7 @@ static void routers(struct kd_buf *out, const struct kd_check *c)
                 low = c->layer[i].share < low ? c->layer[i].share : low;
             }
         int i = (int)((low - 0.8) / 0.2 * 8);
-        kd_buf_str(out, !moe ? "·" : step[i < 0 ? 0 : i > 7 ? 7 : i]);
+        kd_buf_str(out, !moe ? "\u00b7" : step[i < 0 ? 0 : i > 7 ? 7 : i]);
     }
     kd_buf_str(out, "  from 80 to 100 % kept\n");
     kd_buf_printf(out, "stream      relative error %.4f after the last layer\n",
@@ -103,11 +105,11 @@ static void sizes(struct kd_buf *out, const struct kd_check *c)
 static void flips(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n)
 {
     double m = (double)n;
-    kd_buf_printf(out,
-                  "%s %.1f %% → %.1f %%, %lld lost, %lld gained: %+.1f points [%+.1f, %+.1f]\n", name,
-                  100 * (double)f->src_right / m, 100 * (double)f->dst_right / m,
-                  (long long)f->lost, (long long)f->gained, 100 * (double)(f->gained - f->lost) / m,
-                  100 * f->change.lo, 100 * f->change.hi);
+    kd_buf_printf(
+        out, "%s %.1f %% \u2192 %.1f %%, %lld lost, %lld gained: %+.1f points [%+.1f, %+.1f]\n",
+        name, 100 * (double)f->src_right / m, 100 * (double)f->dst_right / m, (long long)f->lost,
+        (long long)f->gained, 100 * (double)(f->gained - f->lost) / m, 100 * f->change.lo,
+        100 * f->change.hi);
 }
 
 static void requirements(struct kd_buf *out, const struct kd_verdict *v)

@@ -12,9 +12,9 @@ enum { KD_MARGIN_BINS = 16 };
 
 struct kd_agreement {
     int64_t tokens, topk;
-    int64_t kept;                 /* source experts that dst takes too, over all tokens */
-    int64_t whole;                /* tokens whose whole set is kept */
-    int64_t ties;                 /* tokens with margin 0 */
+    int64_t kept;  /* source experts that dst takes too, over all tokens */
+    int64_t whole; /* tokens whose whole set is kept */
+    int64_t ties;  /* tokens with margin 0 */
     int64_t bin_kept[KD_MARGIN_BINS], bin_lost[KD_MARGIN_BINS]; /* tokens: set kept whole, or not */
 };
 

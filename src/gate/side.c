@@ -159,8 +159,8 @@ static void forget(const struct kd_side *s, int64_t layer)
     }
 }
 
-int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer, volatile int *stop,
-                  struct kd_err *err)
+int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer,
+                  const volatile int *stop, struct kd_err *err)
 {
     struct kd_k3_layer L;
     if (kd_k3_layer_load(&L, &s->cfg, s->ck, layer, NULL, err))

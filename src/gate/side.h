@@ -1,5 +1,5 @@
-/* One of the two models of a check: its residual streams over all rows, taken through one layer at a
- * time in blocks of rows. Private to the gate. */
+/* One of the two models of a check: its residual streams over all rows, taken through one layer at
+ * a time in blocks of rows. Private to the gate. */
 #ifndef KD_GATE_SIDE_H
 #define KD_GATE_SIDE_H
 
@@ -22,13 +22,13 @@ struct kd_side {
 };
 
 int kd_side_open(struct kd_side *s, const char *dir, struct kd_err *err) KD_MUST;
-/* Makes room for the streams (work: a folder, or NULL for memory) and embeds all rows. name tells the
- * work files of two sides apart. */
+/* Makes room for the streams (work: a folder, or NULL for memory) and embeds all rows. name tells
+ * the work files of two sides apart. */
 int kd_side_begin(struct kd_side *s, const struct kd_run *run, const int32_t *ids, int64_t rows,
                   int64_t cols, bool margins, const char *work, const char *name,
                   struct kd_err *err) KD_MUST;
-int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer, volatile int *stop,
-                  struct kd_err *err) KD_MUST;
+int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer,
+                  const volatile int *stop, struct kd_err *err) KD_MUST;
 /* Final hidden states, normed, in place of p. */
 int kd_side_final(struct kd_side *s, const struct kd_run *run, struct kd_err *err) KD_MUST;
 void kd_side_close(struct kd_side *s);

@@ -34,7 +34,7 @@ static bool ends_with(const char *name, const char *suffix)
  * *quantized: its bits are codes. */
 static void count(const struct kd_tensor *t, int64_t *weights, double *k, bool *quantized)
 {
-    static const char *const side[] = {".weight_scale", ".weight_shape", ".suh", ".svh",
+    static const char *const side[] = {".weight_scale", ".weight_shape", ".suh",  ".svh",
                                        ".mul1",         ".mcg",          ".kmask"};
     int64_t n = 1;
     for (int i = 0; i < t->rank; i++)

@@ -4,7 +4,8 @@
 
 size_t kd_span_skip_space(const char *text, size_t bytes, size_t at)
 {
-    while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r'))
+    while (at < bytes &&
+           (text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r'))
         at++;
     return at;
 }

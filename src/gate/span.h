@@ -10,8 +10,9 @@
 struct kd_span {
     size_t begin, end; /* of the value */
 };
-/* The value of `key` in the object that starts at text[at]; at is past white space. *found false and
- * span->begin = span->end = the offset of the closing brace when there is none. -1 on broken JSON. */
+/* The value of `key` in the object that starts at text[at]; at is past white space. *found false
+ * and span->begin = span->end = the offset of the closing brace when there is none. -1 on broken
+ * JSON. */
 int kd_span_member(const char *text, size_t bytes, size_t at, const char *key, struct kd_span *span,
                    bool *found, struct kd_err *err) KD_MUST;
 /* Offset of the next item of an array: pass the offset after '[' or after the item before; returns

@@ -13,7 +13,8 @@ struct kd_interval {
 
 /* Ascending order, in place. Values must not be NaN. */
 void kd_stats_sort(double *v, int64_t count);
-/* Quantile of ascending values, linear between order statistics: position q*(count-1). 0 for none. */
+/* Quantile of ascending values, linear between order statistics: position q*(count-1). 0 for none.
+ */
 double kd_stats_quantile(const double *sorted, int64_t count, double q);
 double kd_stats_mean(const double *v, int64_t count); /* ascending sum; 0 for none */
 

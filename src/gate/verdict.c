@@ -59,12 +59,18 @@ static bool get_calls(const struct kd_check *c, double *v)
 }
 
 static const struct figure figures[] = {
-    {"kld", true, get_kld},           {"kld.median", true, get_median},
-    {"kld.p95", true, get_p95},       {"kld.p99", true, get_p99},
-    {"control.kld", true, get_control}, {"ppl.ratio", true, get_ppl},
-    {"bits.file", true, get_file},    {"top1", false, get_top1},
-    {"router", false, get_router},    {"router.min", false, get_router_min},
-    {"battery.exact", false, get_exact}, {"battery.calls", false, get_calls},
+    {"kld", true, get_kld},
+    {"kld.median", true, get_median},
+    {"kld.p95", true, get_p95},
+    {"kld.p99", true, get_p99},
+    {"control.kld", true, get_control},
+    {"ppl.ratio", true, get_ppl},
+    {"bits.file", true, get_file},
+    {"top1", false, get_top1},
+    {"router", false, get_router},
+    {"router.min", false, get_router_min},
+    {"battery.exact", false, get_exact},
+    {"battery.calls", false, get_calls},
 };
 
 static const struct figure *find(const char *name, size_t bytes)
@@ -105,7 +111,8 @@ int kd_verdict_parse(struct kd_verdict *v, const char *list, struct kd_err *err)
                            "battery.exact, battery.calls)",
                            (int)name, at);
         if (name == n || n - name - 1 >= sizeof number)
-            return kd_fail(err, KD_EUSAGE, "'%.*s' needs a bound, as in %s=0.1", (int)n, at, f->name);
+            return kd_fail(err, KD_EUSAGE, "'%.*s' needs a bound, as in %s=0.1", (int)n, at,
+                           f->name);
         snprintf(number, sizeof number, "%.*s", (int)(n - name - 1), at + name + 1);
         if (kd_parse_num(number, &bound, err) || add(v, f, bound, err))
             return kd_wrap(err, "%s", f->name);
@@ -154,8 +161,8 @@ int kd_verdict_fail(const struct kd_verdict *v, struct kd_err *err)
         const char *sep = used ? ", " : "";
         int n = r->measured ? snprintf(text + used, sizeof text - used, "%s%s %.6g is %s %.6g", sep,
                                        r->figure, r->value, r->at_most ? "over" : "under", r->bound)
-                            : snprintf(text + used, sizeof text - used, "%s%s was not measured", sep,
-                                       r->figure);
+                            : snprintf(text + used, sizeof text - used, "%s%s was not measured",
+                                       sep, r->figure);
         used += n > 0 ? (size_t)n : 0;
     }
     return kd_fail(err, KD_EGATE, "requirement not met: %s", text);

@@ -23,14 +23,14 @@ struct kd_verdict {
  * top1, router, router.min, battery.exact, battery.calls at least. Appends; a figure given twice
  * keeps the stricter bound. */
 int kd_verdict_parse(struct kd_verdict *v, const char *list, struct kd_err *err) KD_MUST;
-/* "k3": KLD at most 0.070 at 2.0 bits and 0.050 from 2.3 on (the listed rate next below, the experts'
- * K rounded to hundredths), router at least 0.90 and none under 0.85. */
+/* "k3": KLD at most 0.070 at 2.0 bits and 0.050 from 2.3 on (the listed rate next below, the
+ * experts' K rounded to hundredths), router at least 0.90 and none under 0.85. */
 int kd_verdict_profile(struct kd_verdict *v, const char *name, double experts_k,
                        struct kd_err *err) KD_MUST;
 /* Fills value and pass. */
 void kd_verdict_judge(struct kd_verdict *v, const struct kd_check *c);
-/* The first failed ones in one sentence: "kld 0.12 is over 0.1, ..."; returns -1 with KD_EGATE, 0 when
- * all passed. */
+/* The first failed ones in one sentence: "kld 0.12 is over 0.1, ..."; returns -1 with KD_EGATE, 0
+ * when all passed. */
 int kd_verdict_fail(const struct kd_verdict *v, struct kd_err *err) KD_MUST;
 /* Puts "verdict" into DIR/kondense.json, byte for byte the same otherwise; made when missing. */
 int kd_verdict_write(const struct kd_verdict *v, const struct kd_check *c, const char *dir,

@@ -199,9 +199,9 @@ static void router(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exp_log),   cmocka_unit_test(kld_two),   cmocka_unit_test(kld_peak),
+        cmocka_unit_test(exp_log),     cmocka_unit_test(kld_two),   cmocka_unit_test(kld_peak),
         cmocka_unit_test(kld_threads), cmocka_unit_test(quantiles), cmocka_unit_test(bootstrap),
-        cmocka_unit_test(shares),    cmocka_unit_test(router),
+        cmocka_unit_test(shares),      cmocka_unit_test(router),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,8 @@ static void fill(struct kd_check *c)
         struct kd_agreement *g = &c->layer[l].agree;
         c->layer[l].moe = true;
         c->layer[l].stream = 0.1 * l;
-        *g = (struct kd_agreement){.tokens = 1200, .topk = 4, .kept = 4800 - 480 * l, .whole = 1000};
+        *g =
+            (struct kd_agreement){.tokens = 1200, .topk = 4, .kept = 4800 - 480 * l, .whole = 1000};
         g->bin_kept[9] = 1000;
         g->bin_lost[3] = 200;
     }
@@ -45,8 +46,12 @@ static void fill(struct kd_check *c)
     assert_int_equal(kd_mem_zero(&doc, 1200, sizeof *doc, "d", &err), 0);
     assert_int_equal(kd_mem_zero(&control, 1200, 1, "c", &err), 0);
     for (int i = 0; i < 1200; i++) {
-        pos[i] = (struct kd_pos){.kld = i % 100 < 64 ? 0.02 : 0.04, .nll_src = 1, .nll_dst = 1.5,
-                                 .top_src = 1, .top_dst = i % 10 ? 1 : 2, .has_next = i % 100 != 99};
+        pos[i] = (struct kd_pos){.kld = i % 100 < 64 ? 0.02 : 0.04,
+                                 .nll_src = 1,
+                                 .nll_dst = 1.5,
+                                 .top_src = 1,
+                                 .top_dst = i % 10 ? 1 : 2,
+                                 .has_next = i % 100 != 99};
         doc[i] = i / 100;
         control[i] = i % 100 == 7;
     }
@@ -105,7 +110,8 @@ static void require(void **state)
     struct kd_err err;
     struct kd_verdict v = {.count = 0};
     fill(&c);
-    assert_int_equal(kd_verdict_parse(&v, "kld=0.0272001,top1=0.9,router=0.85,ppl.ratio=1.7", &err), 0);
+    assert_int_equal(kd_verdict_parse(&v, "kld=0.0272001,top1=0.9,router=0.85,ppl.ratio=1.7", &err),
+                     0);
     kd_verdict_judge(&v, &c);
     assert_true(v.pass);
     assert_int_equal(kd_verdict_fail(&v, &err), 0);
@@ -123,7 +129,8 @@ static void require(void **state)
     assert_int_equal(kd_err_exit(&err), KD_EXIT_GATE);
     assert_non_null(strstr(err.msg, "router.min 0.8 is under 0.81"));
     assert_non_null(strstr(err.msg, "battery.exact was not measured"));
-    static const char *const bad[] = {"", "kl=1", "kld", "kld=", "kld=x", "kld=1,", "kld=0.1 top1=1"};
+    static const char *const bad[] = {
+        "", "kl=1", "kld", "kld=", "kld=x", "kld=1,", "kld=0.1 top1=1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct kd_verdict none = {.count = 0};
         assert_int_equal(kd_verdict_parse(&none, bad[i], &err), -1);
@@ -135,7 +142,8 @@ static void require(void **state)
 static void profile(void **state)
 {
     (void)state;
-    static const double at[][2] = {{1.5, 0.07}, {2.0, 0.07}, {2.25, 0.07}, {2.2998, 0.05}, {2.3125, 0.05}, {4, 0.05}};
+    static const double at[][2] = {{1.5, 0.07},    {2.0, 0.07},    {2.25, 0.07},
+                                   {2.2998, 0.05}, {2.3125, 0.05}, {4, 0.05}};
     for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
         struct kd_verdict v = {.count = 0};
         struct kd_err err;
@@ -295,7 +303,8 @@ static void reports(void **state)
     add_battery(&c);
     assert_int_equal(c.battery.exact.lost, 2);
     assert_int_equal(c.battery.exact.gained, 1);
-    assert_int_equal(kd_verdict_parse(&v, "kld=0.01,router=0.9,router.min=0.5,top1=0.1,kld.p99=1", &err), 0);
+    assert_int_equal(
+        kd_verdict_parse(&v, "kld=0.01,router=0.9,router.min=0.5,top1=0.1,kld.p99=1", &err), 0);
     kd_verdict_judge(&v, &c);
 
     kd_report_html(&b, &c, &v);
@@ -322,7 +331,8 @@ static void reports(void **state)
     assert_int_equal(kd_json_parse(&root, b.data, b.size_bytes, "report", &err), 0);
     const struct kd_json *router = kd_json_get(root, "router");
     assert_int_equal(kd_json_count(kd_json_get(router, "layers")), 2);
-    assert_float_equal(kd_json_num_value(kd_json_get(kd_json_get(root, "kld"), "p99")), 0.04, 1e-12);
+    assert_float_equal(kd_json_num_value(kd_json_get(kd_json_get(root, "kld"), "p99")), 0.04,
+                       1e-12);
     assert_float_equal(kd_json_num_value(kd_json_get(root, "top1")), 0.9, 1e-12);
     assert_float_equal(kd_json_num_value(kd_json_get(kd_json_get(root, "bits"), "file")), 2, 0);
     assert_int_equal(kd_json_int_value(kd_json_get(kd_json_get(root, "control"), "tokens")), 12);
@@ -343,12 +353,16 @@ static void calls(void **state)
         {"{\"name\":\"f\",\"arguments\":{\"a\":1,\"b\":\"x\"}}", "[]", false},
         {"{\"name\":\"f\",\"arguments\":{\"a\":1,\"b\":\"x\"}}",
          "[{\"name\":\"f\",\"arguments\":{\"b\":\"x\",\"a\":1.0}}]", true},
-        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}", "[{\"name\":\"g\",\"arguments\":{\"a\":1}}]", false},
-        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}", "[{\"name\":\"f\",\"arguments\":{\"a\":\"1\"}}]", false},
-        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}", "[{\"name\":\"f\",\"arguments\":{\"a\":1,\"b\":2}}]", false},
+        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}", "[{\"name\":\"g\",\"arguments\":{\"a\":1}}]",
+         false},
+        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}",
+         "[{\"name\":\"f\",\"arguments\":{\"a\":\"1\"}}]", false},
+        {"{\"name\":\"f\",\"arguments\":{\"a\":1}}",
+         "[{\"name\":\"f\",\"arguments\":{\"a\":1,\"b\":2}}]", false},
         {"{\"name\":\"f\",\"arguments\":{\"a\":[1,{\"c\":null}]}}",
          "[{\"name\":\"f\",\"arguments\":{\"a\":[1,{\"c\":null}]}}]", true},
-        {"{\"name\":\"f\",\"arguments\":{\"a\":true}}", "[{\"name\":\"f\",\"arguments\":{\"a\":false}}]", false},
+        {"{\"name\":\"f\",\"arguments\":{\"a\":true}}",
+         "[{\"name\":\"f\",\"arguments\":{\"a\":false}}]", false},
         {"{\"name\":\"f\",\"arguments\":{}}",
          "[{\"name\":\"f\",\"arguments\":{}},{\"name\":\"f\",\"arguments\":{}}]", false},
     };
@@ -367,9 +381,10 @@ static void battery_file(void **state)
 {
     (void)state;
     char path[] = "/tmp/kd-battery-XXXXXX";
-    const char *text = "[ {\"request\": {\"thinking\": false, \"n\": 1.50}, \"expected_call\": null, "
-                       "\"expected_text\": \"yes\"},\n {\"expected_text\": \"no\", \"expected_call\": "
-                       "{\"name\": \"f\"}, \"request\": {}} ]";
+    const char *text =
+        "[ {\"request\": {\"thinking\": false, \"n\": 1.50}, \"expected_call\": null, "
+        "\"expected_text\": \"yes\"},\n {\"expected_text\": \"no\", \"expected_call\": "
+        "{\"name\": \"f\"}, \"request\": {}} ]";
     struct kd_battery_file f;
     struct kd_err err;
     int fd = mkstemp(path);
@@ -378,14 +393,19 @@ static void battery_file(void **state)
     assert_int_equal(kd_file_write(path, text, strlen(text), &err), 0);
     assert_int_equal(kd_battery_load(&f, path, 0, &err), 0);
     assert_int_equal(f.count, 2);
-    assert_memory_equal(f.item[0].request, "{\"thinking\": false, \"n\": 1.50}", f.item[0].request_bytes);
+    assert_memory_equal(f.item[0].request, "{\"thinking\": false, \"n\": 1.50}",
+                        f.item[0].request_bytes);
     assert_false(f.item[0].thinking);
     assert_true(f.item[1].thinking);
     assert_int_equal(f.item[1].expected_bytes, 2);
     kd_battery_file_release(&f);
-    static const char *const bad[] = {"{}", "[]", "[1]", "[{\"request\":{}}]",
-                                      "[{\"request\":[],\"expected_text\":\"x\"}]",
-                                      "[{\"request\":{},\"expected_text\":\"x\",\"expected_call\":3}]"};
+    static const char *const bad[] = {
+        "{}",
+        "[]",
+        "[1]",
+        "[{\"request\":{}}]",
+        "[{\"request\":[],\"expected_text\":\"x\"}]",
+        "[{\"request\":{},\"expected_text\":\"x\",\"expected_call\":3}]"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(kd_file_write(path, bad[i], strlen(bad[i]), &err), 0);
         assert_int_equal(kd_battery_load(&f, path, 0, &err), -1);
@@ -397,8 +417,8 @@ static void battery_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(figures), cmocka_unit_test(require), cmocka_unit_test(profile),
-        cmocka_unit_test(span),    cmocka_unit_test(receipt), cmocka_unit_test(reports),
+        cmocka_unit_test(figures), cmocka_unit_test(require),      cmocka_unit_test(profile),
+        cmocka_unit_test(span),    cmocka_unit_test(receipt),      cmocka_unit_test(reports),
         cmocka_unit_test(calls),   cmocka_unit_test(battery_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
