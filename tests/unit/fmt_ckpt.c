@@ -108,7 +108,7 @@ static void single_file(void **state)
 static void broken_folder(void **state)
 {
     (void)state;
-    bad_dir("/no/such/folder", true, KD_EINVAL, "'/no/such/folder' is not there");
+    bad_dir("/no/such/folder", true, KD_EINVAL, "cannot open '/no/such/folder'");
     bad(KD_EINVAL, "no config.json");
     fmt_text("config.json", "{\"a\":1,\"a\":2}");
     bad(KD_ECORRUPT, "config.json");
