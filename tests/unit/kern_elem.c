@@ -2,6 +2,7 @@
  * an independent program. */
 #include "unit/kern_util.h"
 
+#include "base/hash.h"
 #include "base/json.h"
 
 #include <math.h>
@@ -154,6 +155,39 @@ static void test_same_bits(void **state)
     floats_free(u);
 }
 
+/* The bits themselves, so that neither a compiler nor a processor can change them unseen. */
+static void test_known_bits(void **state)
+{
+    (void)state;
+    enum { N = 65536 };
+    static float x[N], u[N], y[5][N];
+    for (int64_t i = 0; i < N; i++) {
+        /* Every 65,521st pattern; NaN and infinity replaced. */
+        uint32_t bits = (uint32_t)i * 65521u;
+        x[i] = kd_bits_f32((bits & 0x7f800000u) == 0x7f800000u ? bits & 0xbfffffffu : bits);
+        u[i] = value(1, i) * 60;
+    }
+    isa.exp(x, y[0], N);
+    isa.sigmoid(x, y[1], N);
+    isa.silu(x, y[2], N);
+    isa.situ(x, u, 4, 25, y[3], N);
+    isa.rmsnorm(u, u, 1e-5f, N, y[4]);
+    static const uint64_t want[5] = {0x4ae2b51f0c948d94, 0x68f47e0fefda2556, 0xcadbe8e932500106,
+                                     0xed2918421992efbf, 0xe8c56890a666e118};
+    for (int i = 0; i < 5; i++) {
+        uint64_t got = kd_xxh64(y[i], sizeof y[i], 0);
+        if (got != want[i])
+            fail_msg("function %d: 0x%016llx", i, (unsigned long long)got);
+    }
+    /* rmsnorm's order, written out. */
+    float scale = 1.0f / sqrtf(ref.dot(u, u, 100) / 100.0f + 1e-5f);
+    isa.rmsnorm(u, x, 1e-5f, 100, y[0]);
+    for (int i = 0; i < 100; i++) {
+        float scaled = u[i] * scale;
+        assert_true(y[0][i] == scaled * x[i]);
+    }
+}
+
 static void test_softmax(void **state)
 {
     (void)state;
@@ -270,10 +304,11 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bounds),       cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_situ_bound),   cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_fixture_rmsnorm),
-        cmocka_unit_test(test_fixture_situ), cmocka_unit_test(test_fixture_kda),
+        cmocka_unit_test(test_bounds),          cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_situ_bound),      cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_known_bits),      cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_fixture_rmsnorm), cmocka_unit_test(test_fixture_situ),
+        cmocka_unit_test(test_fixture_kda),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

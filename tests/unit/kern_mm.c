@@ -151,6 +151,24 @@ static void test_not_finite(void **state)
     floats_free(x);
 }
 
+/* A lane that ends as -0 (a negative product under the subnormals) stays -0 past the last element.
+ */
+static void test_negative_zero(void **state)
+{
+    (void)state;
+    enum { K = 17, T = 5 };
+    float w[K], x[T * K], y[T];
+    for (int i = 0; i < K; i++)
+        w[i] = -0x1p-100f;
+    for (int i = 0; i < T * K; i++)
+        x[i] = 0x1p-100f;
+    for (int64_t t = 1; t <= T; t += T - 1) {
+        isa.mm_f32(w, K, 1, K, x, K, t, y, 1);
+        for (int64_t i = 0; i < t; i++)
+            assert_int_equal(kd_f32_bits(y[i]), 0x80000000u);
+    }
+}
+
 static void test_dot_and_axpy(void **state)
 {
     (void)state;
@@ -269,10 +287,10 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),   cmocka_unit_test(test_product_is_right),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_dot_and_axpy),
-        cmocka_unit_test(test_gemm_tn),    cmocka_unit_test(test_hadamard),
-        cmocka_unit_test(test_kda_step),
+        cmocka_unit_test(test_products),     cmocka_unit_test(test_product_is_right),
+        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_negative_zero),
+        cmocka_unit_test(test_dot_and_axpy), cmocka_unit_test(test_gemm_tn),
+        cmocka_unit_test(test_hadamard),     cmocka_unit_test(test_kda_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
