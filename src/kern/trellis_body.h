@@ -8,18 +8,20 @@
  * and the 2^a results are interleaved on their way out. From a = 5 on, all lanes of successive e
  * share their in-edges, which are broadcast; the table is then [e / LANES][b][lane].
  *
- * Costs. Three forms, by the unit of cost u = 2^(grid - shift/2), all equal to
- * cost + round(D^2 / 2^shift), stopped at KD_SEARCH_CAP by saturating addition:
- *   FORM_TRUNC  u = 8, 16   cost * 2^f + 2^(f-1) plus a truncated product with f more bits. Only the
+ * Costs. Three forms, by the unit of cost u = grid / 2^(shift/2), all equal to
+ * cost + round(D^2 / 2^shift), of which all that is over KD_SEARCH_CAP is alike:
+ *   FORM_TRUNC  u < 12  cost * 2^f + 2^(f-1) plus a truncated product with f more bits. Only the
  *               minimum needs its surplus bits cleaned: a candidate is a minimum iff it is at most
- *               the minimum with those bits set.
- *   FORM_ROUND  u = 32, 64  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at
- *               (-32768)^2 it wraps to 32768, which an unsigned sum takes as over the limit
- *   FORM_EXACT  u >= 128    cost * 64 + 32 plus min(|D|, 255)^2; the low six bits then take the
- *               branch. (255^2 is over the limit, so cutting |D| there changes nothing.)
+ *               the minimum with those bits set. Differences over 6.6 / 2^shift may wrap: what they
+ *               wrap to is still over the limit.
+ *   FORM_ROUND  u <= 64  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at
+ *               (-32768)^2 it gives 32768, which as an unsigned number is over the limit
+ *   FORM_EXACT  else    cost * 64 plus 32 plus min(|D|, 255)^2, saturated; the low six bits then take
+ *               the branch. (255^2 is over the limit, so cutting |D| there changes nothing.)
  *
- * Primitives: LANES, TILES, STEP_TRACE, TRUNC_BITS, vi, vi_load, vi_store, vi_set1, vi_sub, vi_sub_sat, vi_and, vi_or,
- * vi_add_sat, vi_min (signed), vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_round, vi_square,
+ * Primitives: LANES, TILES, STEP_TRACE, TRUNC_BITS, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub,
+ * vi_sub_sat, vi_and, vi_or, vi_min (signed), vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc,
+ * vi_trunc_full, vi_trunc_clean, vi_round, vi_square, vi_label,
  * vi_zip_lo, vi_zip_hi, vi_store_row, store_bytes, natural_values, trunc_trace_bytes, trunc_record,
  * trunc_branch, round_trace_bytes, struct round_trace, round_begin, round_note, round_end,
  * round_branch. */
@@ -34,18 +36,22 @@ enum form { FORM_TRUNC, FORM_ROUND, FORM_EXACT };
 
 enum {
     TRUNC_ONE = 1 << TRUNC_BITS,
-    TRUNC_BASE = 32767 - (KD_SEARCH_CAP * TRUNC_ONE + TRUNC_ONE - 1),
-    TRUNC_HALF = TRUNC_ONE / 2,
-    ROUND_BASE = 65535 - KD_SEARCH_CAP,
-    EXACT_BASE = 65535 - (KD_SEARCH_CAP * 64 + 63)
+    TRUNC_CAP = KD_SEARCH_CAP * TRUNC_ONE + TRUNC_ONE - 1, /* the limit with its surplus bits set */
+    TRUNC_SHIFT = 5 + TRUNC_BITS / 2, /* from the grid to the table's scale */
+    ROUND_SHIFT = 4,
+    /* Largest grids: targets must fit 16 bits once shifted. */
+    TRUNC_GRID = 120,
+    ROUND_GRID = 560,
+    /* Up to here a wrapped difference is over the limit, so that no saturation is needed. */
+    WRAP_GRID = 92
 };
-_Static_assert(TRUNC_BASE % TRUNC_ONE == 0 && EXACT_BASE % 64 == 0, "the base must not touch surplus bits");
-_Static_assert(255 * 255 + EXACT_BASE + 32 >= 65535, "a cut difference must reach the limit");
+_Static_assert(KD_SEARCH_SHIFT == 6 && 255 * 255 / 64 > KD_SEARCH_CAP, "FORM_EXACT relies on it");
 
 struct search {
     struct kd_rate rate;
     struct kd_search_grid grid;
     enum form form;
+    bool wrap;
     int shift; /* from the grid to the table's scale */
     struct kd_trellis_scratch *m;
     int now; /* which cost array holds the costs */
@@ -72,15 +78,10 @@ FLAT uint8_t *trace_of(const struct search *s, int tile, unsigned p)
     return s->m->trace + (int64_t)(tile * 256 + (int)p) * STEP_TRACE;
 }
 
-/* Stored cost 0 and the limit, as 16-bit patterns. */
-static int cost_zero(enum form f)
+/* A cost as it is stored. */
+FLAT int stored(enum form f, int cost)
 {
-    return f == FORM_TRUNC ? TRUNC_BASE + TRUNC_HALF : f == FORM_ROUND ? ROUND_BASE : EXACT_BASE + 32;
-}
-
-static int cost_cap(enum form f)
-{
-    return cost_zero(f) + KD_SEARCH_CAP * (f == FORM_TRUNC ? TRUNC_ONE : f == FORM_ROUND ? 1 : 64);
+    return f == FORM_TRUNC ? cost * TRUNC_ONE + TRUNC_ONE / 2 : f == FORM_ROUND ? cost : cost * 64 + 32;
 }
 
 /* Interleaves v[0..count-1] element by element into LANES * count values. */
@@ -99,11 +100,12 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-FLAT void step_trunc(struct search *s, unsigned p, const unsigned a, const unsigned c, const bool record)
+FLAT void step_trunc(struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap,
+                     const bool record)
 {
     const unsigned spread = 65536u >> (a + c), branches = 1u << c, group = 1u << a;
     const int16_t *table = table_of(s, a, c);
-    const vi surplus = vi_set1(TRUNC_ONE - 1);
+    const vi cap = vi_set1(TRUNC_CAP);
 
     for (unsigned i = 0; i < spread; i += LANES) {
         for (int t = 0; t < TILES; t++) {
@@ -119,16 +121,19 @@ FLAT void step_trunc(struct search *s, unsigned p, const unsigned a, const unsig
             for (unsigned l = 0; l < group; l++) {
                 vi x[16], m[16];
 #pragma GCC unroll 16
-                for (unsigned b = 0; b < branches; b++)
-                    m[b] = x[b] = vi_add_sat(
-                        cost[b], vi_trunc(vi_sub_sat(vi_load(v + (l * branches + b) * LANES), w)));
+                for (unsigned b = 0; b < branches; b++) {
+                    vi value = vi_load(v + (l * branches + b) * LANES);
+                    vi d = wrap ? vi_sub(value, w) : vi_sub_sat(value, w);
+                    m[b] = x[b] = vi_add(cost[b], vi_trunc(d));
+                }
 #pragma GCC unroll 4
                 for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
                     for (unsigned b = 0; b < n; b++)
                         m[b] = vi_min(m[2 * b], m[2 * b + 1]);
+                m[0] = vi_min(m[0], cap);
                 if (record)
-                    trunc_record(trace + l * trunc_trace_bytes(c), x, branches, vi_or(m[0], surplus));
+                    trunc_record(trace + l * trunc_trace_bytes(c), x, branches, vi_trunc_full(m[0]));
                 out[l] = vi_trunc_clean(m[0]);
             }
             interleave(out, group, s->m->cost[t][s->now ^ 1] + ((size_t)i << a));
@@ -140,19 +145,19 @@ FLAT void step_trunc(struct search *s, unsigned p, const unsigned a, const unsig
 FLAT vi vector_round(const int16_t *v, const uint16_t *from, unsigned spread, unsigned branches, vi w,
                      const bool wide, const bool record, uint8_t *trace)
 {
-    vi m = vi_set1(-1);
-    struct round_trace r = round_begin();
+    vi m = vi_set1(KD_SEARCH_CAP + 1);
+    struct round_trace r = round_begin(branches);
 
     for (unsigned b = 0; b < branches; b++) {
         vi cost = wide ? vi_set1((int16_t)from[b * spread]) : vi_load(from + b * spread);
-        vi x = vi_addu_sat(cost, vi_round(vi_sub_sat(vi_load(v + b * LANES), w)));
+        vi x = vi_add(cost, vi_round(vi_sub_sat(vi_load(v + b * LANES), w)));
         if (record)
             round_note(&r, trace, b, x, m);
         m = vi_minu(m, x);
     }
     if (record)
         round_end(&r, trace);
-    return m;
+    return vi_minu(m, vi_set1(KD_SEARCH_CAP));
 }
 
 /* The same by FORM_EXACT. Branches over 64 go in groups, whose number is kept apart. */
@@ -160,7 +165,9 @@ FLAT vi vector_exact(const int16_t *v, const uint16_t *from, unsigned spread, un
                      const bool wide, const bool record, uint8_t *trace)
 {
     const vi label = vi_set1(63), clean = vi_set1(~63);
-    vi best = clean, top = vi_set1(0);
+    /* One over the limit, with the last branch. */
+    vi best = vi_set1((KD_SEARCH_CAP + 1) * 64 + (int)((branches - 1) % 64));
+    vi top = vi_set1((int)((branches - 1) / 64 * 64));
 
     for (unsigned g = 0; g < branches; g += 64) {
         unsigned count = branches - g < 64 ? branches - g : 64;
@@ -177,7 +184,7 @@ FLAT vi vector_exact(const int16_t *v, const uint16_t *from, unsigned spread, un
     }
     if (record)
         store_bytes(trace, vi_or(vi_and(best, label), top));
-    return vi_or(vi_and(best, clean), vi_set1(32));
+    return vi_or(vi_minu(vi_and(best, clean), vi_set1(KD_SEARCH_CAP * 64)), vi_set1(32));
 }
 
 FLAT void step_run(struct search *s, unsigned p, const enum form f, const bool record)
@@ -219,11 +226,15 @@ FLAT void step_run(struct search *s, unsigned p, const enum form f, const bool r
 
 #define TRUNC_CASE(a, c)                                                                           \
     case 16 * (a) + (c):                                                                           \
-        step_trunc(s, p, a, c, record);                                                            \
+        step_trunc(s, p, a, c, false, record);                                                     \
         break
 
 FLAT void step_trunc_any(struct search *s, unsigned p, const bool record)
 {
+    if (s->wrap && s->rate.mask == 0 && s->rate.base == 2) {
+        step_trunc(s, p, 2, 2, true, record);
+        return;
+    }
     switch (16 * bits_in(s, p) + bits_out(s, p)) {
         TRUNC_CASE(1, 1);
         TRUNC_CASE(1, 2);
@@ -262,14 +273,14 @@ static void step_record(struct search *s, unsigned p)
 }
 
 /* Least stored cost of `edges` edges. */
-static int least(const struct search *s, const uint16_t *cost, unsigned edges)
+static int least(const uint16_t *cost, unsigned edges)
 {
     vi m = vi_load(cost);
     uint16_t lane[LANES];
     int low = 65535;
 
     for (unsigned e = LANES; e < edges; e += LANES)
-        m = s->form == FORM_TRUNC ? vi_min(m, vi_load(cost + e)) : vi_minu(m, vi_load(cost + e));
+        m = vi_minu(m, vi_load(cost + e));
     vi_store(lane, m);
     for (unsigned i = 0; i < LANES; i++)
         low = lane[i] < low ? lane[i] : low;
@@ -282,13 +293,18 @@ static void fill(uint16_t *cost, unsigned edges, int value)
         vi_store(cost + e, vi_set1((int16_t)value));
 }
 
+/* Costs at the limit stay there. */
 static void lower(struct search *s, unsigned edges)
 {
+    vi cap = vi_set1((int16_t)stored(s->form, KD_SEARCH_CAP));
+
     for (int t = 0; t < TILES; t++) {
         uint16_t *cost = s->m->cost[t][s->now];
-        vi d = vi_set1((int16_t)(least(s, cost, edges) - cost_zero(s->form)));
-        for (unsigned e = 0; e < edges; e += LANES)
-            vi_store(cost + e, vi_sub(vi_load(cost + e), d));
+        vi d = vi_set1((int16_t)(least(cost, edges) - stored(s->form, 0)));
+        for (unsigned e = 0; e < edges; e += LANES) {
+            vi c = vi_load(cost + e);
+            vi_store(cost + e, vi_less_u(c, cap, vi_sub(c, d), c));
+        }
     }
 }
 
@@ -336,30 +352,34 @@ static unsigned follow(const struct search *s, int tile, unsigned last, unsigned
     return edge;
 }
 
-/* TILES tiles at once; target and states give each tile's place. */
+/* TILES tiles at once; target and states give each tile's place. good[t] is false when the costs of a
+ * tile passed the limit. */
 static void search_group(struct search *s, const float *const target[TILES], unsigned seam,
-                         uint16_t *const states[TILES])
+                         uint16_t *const states[TILES], bool good[TILES])
 {
     unsigned edges = 65536u >> bits_in(s, seam), end[TILES];
+    int cap = stored(s->form, KD_SEARCH_CAP);
 
     for (unsigned p = 0; p < 256; p++)
         for (int t = 0; t < TILES; t++)
             s->target[p][t] = (int16_t)(kd_search_target(s->grid, target[t][p]) * (1 << s->shift));
     for (int t = 0; t < TILES; t++)
-        fill(s->m->cost[t][s->now], 65536u >> bits_in(s, 256 - seam), cost_zero(s->form));
+        fill(s->m->cost[t][s->now], 65536u >> bits_in(s, 256 - seam), stored(s->form, 0));
     pass(s, 256 - seam, 2 * seam, seam);
     for (int t = 0; t < TILES; t++) {
         uint16_t *cost = s->m->cost[t][s->now];
-        int low = least(s, cost, edges);
+        int low = least(cost, edges);
+        good[t] = low < cap;
         end[t] = 0;
         while (cost[end[t]] != low)
             end[t]++;
         end[t] = follow(s, t, seam - 1, end[t], NULL);
-        fill(cost, 65536u >> bits_in(s, 0), cost_cap(s->form));
-        cost[end[t]] = (uint16_t)cost_zero(s->form);
+        fill(cost, 65536u >> bits_in(s, 0), cap);
+        cost[end[t]] = (uint16_t)stored(s->form, 0);
     }
     pass(s, 0, 256, 256);
     for (int t = 0; t < TILES; t++) {
+        good[t] = good[t] && s->m->cost[t][s->now][end[t]] < cap;
         follow(s, t, 255, end[t], states[t]);
         kd_ring_close(s->rate, states[t]);
     }
@@ -379,16 +399,15 @@ static void build_table(const int16_t *natural, int16_t *table, unsigned a, unsi
             }
 }
 
-static void prepare(struct search *s, enum kd_codebook cb)
+static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
 {
-    int unit = s->grid.grid - s->grid.shift / 2;
     bool made[KD_TRELLIS_TABLES] = {false};
 
-    s->form = unit <= 4 ? FORM_TRUNC : unit <= 6 ? FORM_ROUND : FORM_EXACT;
-    s->shift = s->form == FORM_TRUNC   ? 8 + TRUNC_BITS / 2 + unit - s->grid.grid
-               : s->form == FORM_ROUND ? 7 + unit - s->grid.grid
-                                       : 0;
-    natural_values(kd_codebook_table(cb), s->grid, s->shift, s->m->natural);
+    s->grid = kd_search_grid_of(s->rate, cb, level);
+    s->form = s->grid.grid <= TRUNC_GRID ? FORM_TRUNC : s->grid.grid <= ROUND_GRID ? FORM_ROUND : FORM_EXACT;
+    s->wrap = s->grid.grid <= WRAP_GRID;
+    s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
+    natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
     for (unsigned p = 0; p < 16; p++) {
         unsigned a = bits_in(s, p), c = bits_out(s, p), at = 2 * (a - s->rate.base) + c - s->rate.base;
         if (!made[at])
@@ -397,20 +416,45 @@ static void prepare(struct search *s, enum kd_codebook cb)
     }
 }
 
+/* The tiles of a group whose costs passed the limit, on coarser and coarser grids. */
+static void search_again(struct search *s, enum kd_codebook cb, const float *const target[TILES],
+                         unsigned seam, uint16_t *const states[TILES], const bool good[TILES])
+{
+    for (int t = 0; t < TILES; t++) {
+        const float *from[TILES];
+        uint16_t *to[TILES];
+        bool done[TILES] = {good[t]};
+        for (int i = 0; i < TILES; i++) {
+            from[i] = target[t];
+            to[i] = states[t];
+        }
+        for (unsigned level = 1; level < KD_SEARCH_LEVELS && !done[0]; level++) {
+            prepare(s, cb, level);
+            search_group(s, from, seam, to, done);
+        }
+    }
+    prepare(s, cb, 0);
+}
+
 static void search_tiles(const float *target, int64_t tiles, struct kd_rate rate, enum kd_codebook cb,
                          int seam, uint16_t *states, void *scratch)
 {
-    struct search s = {.rate = rate, .grid = kd_search_grid_of(rate, cb), .m = scratch};
+    struct search s = {.rate = rate, .m = scratch};
     uint16_t spare[256]; /* states of a tile that only fills a group */
 
-    prepare(&s, cb);
+    prepare(&s, cb, 0);
     for (int64_t t = 0; t < tiles; t += TILES) {
         const float *from[TILES];
         uint16_t *to[TILES];
+        bool good[TILES], all = true;
         for (int i = 0; i < TILES; i++) {
             from[i] = target + 256 * (t + i < tiles ? t + i : t);
             to[i] = t + i < tiles ? states + 256 * (t + i) : spare;
         }
-        search_group(&s, from, (unsigned)seam, to);
+        search_group(&s, from, (unsigned)seam, to, good);
+        for (int i = 0; i < TILES; i++)
+            all = all && good[i];
+        if (!all)
+            search_again(&s, cb, from, (unsigned)seam, to, good);
     }
 }

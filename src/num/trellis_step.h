@@ -84,54 +84,67 @@ KD_HD static inline uint16_t kd_codebook_f16(enum kd_codebook cb, unsigned state
 }
 
 /* The trellis search's arithmetic: integers throughout, so that every instruction set and device
- * finds the same states. Values and targets are rounded to multiples of 2^-grid; a step of
- * difference D costs D^2 / 2^shift rounded to nearest (ties cannot occur: shift is even), and a cost
- * stops at KD_SEARCH_CAP. With costs kept as 1024 + cost a half-precision fma of
- * (D / 2^(shift/2))^2 gives the same integer. */
+ * finds the same states. Values and targets are rounded to multiples of 1 / grid, a difference D
+ * costs round(D^2 / 64) (ties cannot occur), and a cost over KD_SEARCH_CAP is no path any more. Costs
+ * kept as 1024 + cost are half-precision numbers whose fma with D / 8 gives the same integer.
+ * docs/numerics.md has the whole definition, src/kern/ref/trellis_ref.c the plain program. */
 enum {
+    KD_SEARCH_SHIFT = 6,
     KD_SEARCH_CAP = 1000,
-    KD_SEARCH_LOWER = 8 /* after so many positions of a pass the least cost is subtracted */
+    KD_SEARCH_LOWER = 8, /* after so many positions of a pass the least cost is subtracted */
+    KD_SEARCH_LEVELS = 6 /* a tile whose costs pass the cap is searched again on half the grid */
 };
 
 struct kd_search_grid {
-    int grid, shift;
-    float low, high; /* targets are clamped to the range of the codebook */
+    float grid;
+    int low, high; /* targets are cut to this range, a little wider than the codebook's */
 };
 
-KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, enum kd_codebook cb)
+KD_HD static inline int kd_search_round(float grid, float x)
 {
-    /* The unit of cost, 2^(shift - 2 grid), follows the error that a rate leaves; the grid is fine
-     * enough for its own error not to count beside it. */
-    unsigned k = (kd_rate_to16(r) + 7u) / 16u;
-    struct kd_search_grid g;
-    g.grid = k <= 2 ? 7 : k == 3 ? 8 : k <= 5 ? 9 : (int)k + 4;
-    g.shift = k <= 4 ? 8 : 6;
-    g.high = cb == KD_CB_MUL1 ? 3.34765625f : 3.94921875f;
-    g.low = cb == KD_CB_MUL1 ? -3.453125f : -3.94921875f;
-    return g;
+#ifdef __CUDA_ARCH__
+    return (int)floorf(__fadd_rn(__fmul_rn(x, grid), 0.5f));
+#else
+    return (int)floorf(x * grid + 0.5f);
+#endif
 }
 
-/* x times 2^grid to the nearest integer, halves up; the product is exact. */
-KD_HD static inline int kd_search_round(struct kd_search_grid g, float x)
+/* The grid doubles with each bit, as the error that a rate leaves halves. */
+KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, enum kd_codebook cb,
+                                                            unsigned level)
 {
-    return (int)floorf(x * (float)(1 << g.grid) + 0.5f);
+    static const unsigned char step[16] = {45, 47, 49, 51, 54, 56, 58, 61,
+                                           64, 66, 69, 72, 76, 79, 83, 86};
+    unsigned n = kd_rate_to16(r);
+    float grid = (float)(step[n % 16u] << (n / 16u - 1u));
+    struct kd_search_grid g;
+
+    /* 3INST and MCG are 1.244 times as wide as mul1. */
+    g.grid = (cb == KD_CB_MUL1 ? grid : grid * 0.8125f) / (float)(1u << level);
+    g.low = kd_search_round(g.grid, cb == KD_CB_MUL1 ? -3.453125f : -3.95703125f) - 96;
+    g.high = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.34765625f : 3.97265625f) + 96;
+    return g;
 }
 
 KD_HD static inline int kd_search_value(struct kd_search_grid g, uint16_t f16)
 {
-    return kd_search_round(g, kd_f16_f32(f16));
+    return kd_search_round(g.grid, kd_f16_f32(f16));
 }
 
 /* NaN counts as the low end. */
 KD_HD static inline int kd_search_target(struct kd_search_grid g, float w)
 {
-    return kd_search_round(g, w > g.low ? w < g.high ? w : g.high : g.low);
+    int t;
+
+    if (!(w > -8.0f)) /* wider than any codebook */
+        return g.low;
+    t = w < 8.0f ? kd_search_round(g.grid, w) : g.high;
+    return t < g.low ? g.low : t > g.high ? g.high : t;
 }
 
-KD_HD static inline int kd_search_add(struct kd_search_grid g, int cost, int d)
+KD_HD static inline int kd_search_add(int cost, int d)
 {
-    int c = cost + ((d * d + (1 << (g.shift - 1))) >> g.shift);
-    return c < KD_SEARCH_CAP ? c : KD_SEARCH_CAP;
+    return cost + ((d * d + (1 << (KD_SEARCH_SHIFT - 1))) >> KD_SEARCH_SHIFT);
 }
 
 #endif

@@ -15,59 +15,69 @@ void kd_trellis_decode_ref(const uint8_t *tile, struct kd_rate rate, enum kd_cod
 
 struct search {
     struct kd_rate rate;
-    struct kd_search_grid grid;
-    int16_t *value;     /* 65536 codebook values on the grid */
-    uint16_t *cost[2];  /* cost of each out-edge */
-    uint8_t *branch;    /* [position][32768] */
+    int16_t *value;    /* 65536 codebook values on the grid */
+    uint16_t *cost[2]; /* cost of each edge */
+    uint8_t *branch;   /* [position][32768] */
     int target[256];
 };
 
-/* Position p: every out-edge takes the cheapest of the states that end in it. cost[0] holds the
- * costs of the in-edges, and the result lies there again at the end. */
-static void search_step(struct search *s, unsigned p, bool fresh)
+/* Position p: every out-edge takes the cheapest of the states that end in it, the lowest branch among
+ * equals; without one under the limit it gets the limit and the last branch. cost[0] holds the
+ * costs of the in-edges before, of the out-edges after. */
+static void search_step(struct search *s, unsigned p)
 {
     unsigned in = kd_rate_bits_at(s->rate, p), out = kd_rate_bits_at(s->rate, p + 1);
     unsigned edges = 65536u >> out, branches = 1u << out;
     const uint16_t *from = s->cost[0];
     uint16_t *to = s->cost[1];
     uint8_t *branch = s->branch + (size_t)p * 32768;
-    int w = s->target[p];
 
     for (unsigned e = 0; e < edges; e++) {
-        int best = KD_SEARCH_CAP, at = 0;
+        int best = KD_SEARCH_CAP + 1;
+        unsigned at = branches - 1;
         for (unsigned b = 0; b < branches; b++) {
             unsigned state = b << (16 - out) | e;
-            int c = kd_search_add(s->grid, fresh ? 0 : from[state >> in], s->value[state] - w);
+            int c = kd_search_add(from[state >> in], s->value[state] - s->target[p]);
             if (c < best) {
                 best = c;
-                at = (int)b;
+                at = b;
             }
         }
-        to[e] = (uint16_t)best;
+        to[e] = (uint16_t)(best < KD_SEARCH_CAP ? best : KD_SEARCH_CAP);
         branch[e] = (uint8_t)at;
     }
     s->cost[1] = s->cost[0];
     s->cost[0] = to;
 }
 
-static void search_lower(struct search *s, unsigned edges)
+static unsigned cheapest(const uint16_t *cost, unsigned edges)
 {
-    unsigned low = KD_SEARCH_CAP;
+    unsigned at = 0;
+
+    for (unsigned e = 1; e < edges; e++)
+        if (cost[e] < cost[at])
+            at = e;
+    return at;
+}
+
+/* Costs at the limit stay there: what has left the range never comes back as a path. */
+static void search_lower(uint16_t *cost, unsigned edges)
+{
+    unsigned low = cost[cheapest(cost, edges)];
 
     for (unsigned e = 0; e < edges; e++)
-        low = s->cost[0][e] < low ? s->cost[0][e] : low;
-    for (unsigned e = 0; e < edges; e++)
-        s->cost[0][e] = (uint16_t)(s->cost[0][e] - low);
+        if (cost[e] < KD_SEARCH_CAP)
+            cost[e] = (uint16_t)(cost[e] - low);
 }
 
 /* Runs `count` positions from `first` round the ring. */
-static void search_pass(struct search *s, unsigned first, unsigned count, bool fresh)
+static void search_pass(struct search *s, unsigned first, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
         unsigned p = (first + i) & 255u;
-        search_step(s, p, fresh && i == 0);
+        search_step(s, p);
         if (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1)
-            search_lower(s, 65536u >> kd_rate_bits_at(s->rate, p + 1));
+            search_lower(s->cost[0], 65536u >> kd_rate_bits_at(s->rate, p + 1));
     }
 }
 
@@ -85,41 +95,54 @@ static unsigned search_trace(const struct search *s, unsigned last, unsigned edg
     return edge;
 }
 
-static void search_tile(struct search *s, const float *target, unsigned seam, uint16_t *states)
+static void fill(uint16_t *cost, unsigned edges, unsigned value)
 {
-    unsigned edges = 65536u >> kd_rate_bits_at(s->rate, seam), end = 0;
+    for (unsigned e = 0; e < edges; e++)
+        cost[e] = (uint16_t)value;
+}
 
-    for (unsigned p = 0; p < 256; p++)
-        s->target[p] = kd_search_target(s->grid, target[p]);
-    search_pass(s, 256 - seam, 2 * seam, true);
-    for (unsigned e = 1; e < edges; e++)
-        if (s->cost[0][e] < s->cost[0][end])
-            end = e;
+/* False when the costs passed the limit, so that the states are no good path. */
+static bool search_tile(struct search *s, unsigned seam, uint16_t *states)
+{
+    unsigned end;
+
+    fill(s->cost[0], 65536u >> kd_rate_bits_at(s->rate, 256 - seam), 0);
+    search_pass(s, 256 - seam, 2 * seam);
+    end = cheapest(s->cost[0], 65536u >> kd_rate_bits_at(s->rate, seam));
+    bool good = s->cost[0][end] < KD_SEARCH_CAP;
     end = search_trace(s, seam - 1, end, NULL);
 
-    edges = 65536u >> kd_rate_bits_at(s->rate, 0);
-    for (unsigned e = 0; e < edges; e++)
-        s->cost[0][e] = KD_SEARCH_CAP;
+    fill(s->cost[0], 65536u >> kd_rate_bits_at(s->rate, 0), KD_SEARCH_CAP);
     s->cost[0][end] = 0;
-    search_pass(s, 0, 256, false);
+    search_pass(s, 0, 256);
+    good = good && s->cost[0][end] < KD_SEARCH_CAP;
     search_trace(s, 255, end, states);
     kd_ring_close(s->rate, states);
+    return good;
 }
 
 static void trellis_search_ref(const float *target, int64_t tiles, struct kd_rate rate,
                                enum kd_codebook cb, int seam, uint16_t *states, void *scratch)
 {
     struct kd_trellis_scratch *m = scratch;
-    struct search s = {.rate = rate, .grid = kd_search_grid_of(rate, cb)};
+    struct search s = {.rate = rate, .value = m->natural, .branch = m->trace};
+    unsigned made = KD_SEARCH_LEVELS;
 
-    s.value = m->natural;
     s.cost[0] = m->cost[0][0];
     s.cost[1] = m->cost[0][1];
-    s.branch = m->trace;
-    for (unsigned i = 0; i < 65536; i++)
-        s.value[i] = (int16_t)kd_search_value(s.grid, kd_codebook_table(cb)[i]);
-    for (int64_t t = 0; t < tiles; t++)
-        search_tile(&s, target + 256 * t, (unsigned)seam, states + 256 * t);
+    for (int64_t t = 0; t < tiles; t++) {
+        bool good = false;
+        for (unsigned level = 0; level < KD_SEARCH_LEVELS && !good; level++) {
+            struct kd_search_grid g = kd_search_grid_of(rate, cb, level);
+            if (made != level)
+                for (unsigned i = 0; i < 65536; i++)
+                    s.value[i] = (int16_t)kd_search_value(g, kd_codebook_table(cb)[i]);
+            made = level;
+            for (unsigned p = 0; p < 256; p++)
+                s.target[p] = kd_search_target(g, target[256 * t + p]);
+            good = search_tile(&s, (unsigned)seam, states + 256 * t);
+        }
+    }
 }
 
 size_t kd_trellis_scratch_bytes(void)

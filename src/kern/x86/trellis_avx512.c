@@ -25,6 +25,10 @@ INLINE vi vi_set1(int x)
 {
     return _mm512_set1_epi16((short)x);
 }
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi16(a, b);
+}
 INLINE vi vi_sub(vi a, vi b)
 {
     return _mm512_sub_epi16(a, b);
@@ -40,10 +44,6 @@ INLINE vi vi_and(vi a, vi b)
 INLINE vi vi_or(vi a, vi b)
 {
     return _mm512_or_si512(a, b);
-}
-INLINE vi vi_add_sat(vi a, vi b)
-{
-    return _mm512_adds_epi16(a, b);
 }
 INLINE vi vi_min(vi a, vi b)
 {
@@ -66,7 +66,11 @@ INLINE vi vi_trunc(vi x)
 {
     return _mm512_mulhi_epi16(x, x);
 }
-/* (m & ~3) | 2 */
+/* All surplus bits of a minimum set, and as a cost. */
+INLINE vi vi_trunc_full(vi m)
+{
+    return _mm512_or_si512(m, _mm512_set1_epi16(3));
+}
 INLINE vi vi_trunc_clean(vi m)
 {
     return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(3), _mm512_set1_epi16(2), (0xF0 & ~0xCC) | 0xAA);
@@ -140,8 +144,9 @@ INLINE unsigned round_trace_bytes(unsigned c)
 struct round_trace {
     char unused;
 };
-INLINE struct round_trace round_begin(void)
+INLINE struct round_trace round_begin(unsigned branches)
 {
+    (void)branches;
     return (struct round_trace){0};
 }
 INLINE void round_note(struct round_trace *r, uint8_t *to, unsigned b, vi x, vi m)
@@ -156,16 +161,17 @@ INLINE void round_end(struct round_trace *r, uint8_t *to)
 }
 INLINE unsigned round_branch(const uint8_t *from, unsigned lane, unsigned c)
 {
-    unsigned b = (1u << c) - 1u;
-    while (b && !(from[4 * b + lane / 8] >> lane % 8 & 1))
-        b--;
+    unsigned last = (1u << c) - 1u, b = last;
+    while (!(from[4 * b + lane / 8] >> lane % 8 & 1))
+        if (!b--)
+            return last;
     return b;
 }
 
-/* Each value * 2^grid to the nearest integer, halves up, then * 2^shift. */
-static void natural_values(const uint16_t *f16, struct kd_search_grid g, int shift, int16_t *out)
+/* Each value * grid to the nearest integer, halves up, then * 2^shift. */
+static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *out)
 {
-    __m512 scale = _mm512_set1_ps((float)(1 << g.grid)), half = _mm512_set1_ps(0.5f);
+    __m512 scale = _mm512_set1_ps(grid), half = _mm512_set1_ps(0.5f);
     __m128i left = _mm_cvtsi32_si128(shift);
 
     for (unsigned s = 0; s < 65536; s += 16) {
