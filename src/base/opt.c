@@ -1,5 +1,7 @@
 #include "base/opt.h"
 
+#include "base/assert.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -116,9 +118,10 @@ int kd_opt_parse(const struct kd_cmd *cmd, int argc, const char **argv, const ch
     *argc_out = 0;
     *help = false;
     for (const struct kd_opt *o = cmd->opts; o && o->name && n < OPTS_MAX; o++, n++)
-        table[n] = (struct poptOption){o->name, o->letter,
-                                       o->type == KD_OPT_FLAG ? POPT_ARG_NONE : POPT_ARG_STRING,
-                                       NULL, n + 1, NULL, NULL};
+        table[n] = (struct poptOption){
+            o->name, o->letter, o->type == KD_OPT_FLAG ? POPT_ARG_NONE : POPT_ARG_STRING,
+            NULL,    n + 1,     NULL,
+            NULL};
     table[n] = (struct poptOption){"help", 'h', POPT_ARG_NONE, NULL, OPTS_MAX + 1, NULL, NULL};
     if (from_environment(cmd, err))
         return -1;
@@ -131,6 +134,7 @@ int kd_opt_parse(const struct kd_cmd *cmd, int argc, const char **argv, const ch
             *help = true;
             continue;
         }
+        KD_ASSERT(cmd->opts && rc <= n);
         const struct kd_opt *o = &cmd->opts[rc - 1];
         /* The value lives as long as the program: options keep pointers into it. */
         char *value = o->type == KD_OPT_FLAG ? NULL : poptGetOptArg(ctx);
@@ -219,10 +223,11 @@ void kd_opt_man(struct kd_buf *out, const struct kd_cmd *cmd)
         escaped(out, o->help);
         kd_buf_str(out, "\n\n");
     }
-    kd_buf_str(out, "*-h*, *--help*\n\tthis text\n\nEach option can also be set by an environment "
-                    "variable: KONDENSE\\_ and its name in capitals with\n\\_ for -.\n\n"
-                    "# EXIT STATUS\n\n0 done; 1 failed; 2 wrong use; 3 a quality requirement was not "
-                    "met; 4 stopped by a signal,\ncan be resumed.\n\n# EXAMPLE\n\n```\n");
+    kd_buf_str(out,
+               "*-h*, *--help*\n\tthis text\n\nEach option can also be set by an environment "
+               "variable: KONDENSE\\_ and its name in capitals with\n\\_ for -.\n\n"
+               "# EXIT STATUS\n\n0 done; 1 failed; 2 wrong use; 3 a quality requirement was not "
+               "met; 4 stopped by a signal,\ncan be resumed.\n\n# EXAMPLE\n\n```\n");
     kd_buf_str(out, cmd->example);
     kd_buf_str(out, "\n```\n");
 }

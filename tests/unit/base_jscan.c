@@ -196,8 +196,8 @@ static void raw_nul(void **state)
 static int broken_fill(void *ctx, const uint8_t **data, size_t *bytes, struct kd_err *err)
 {
     (void)ctx;
-    (void)data;
-    (void)bytes;
+    *data = NULL;
+    *bytes = 0;
     return kd_fail(err, KD_EIO, "gone");
 }
 

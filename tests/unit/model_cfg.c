@@ -16,7 +16,7 @@ static struct kd_err err;
 
 static struct kd_json *load(const char *dir, const char *file)
 {
-    char path[1024];
+    char path[1200];
     struct kd_json *c;
     snprintf(path, sizeof path, "%s/%s", dir, file);
     if (!kd_file_exists(path))
