@@ -117,7 +117,7 @@ static int column_scales(struct kd_exl3_work *q, struct kd_err *err)
         int64_t used = 0;
         for (int64_t c = b; c < b + KD_HAD; c++)
             used += ms[c] > 0.0;
-        double factor = count ? sqrt((double)used / KD_HAD) * (double)count / sum : 0.0;
+        double factor = count ? sqrt((double)used / (double)KD_HAD) * (double)count / sum : 0.0;
         for (int64_t c = b; c < b + KD_HAD; c++)
             q->sv[c] = sign_of(q->spec->seed, c) * (float)(ms[c] * factor);
     }
@@ -144,14 +144,15 @@ int kd_exl3_scales(struct kd_exl3_work *q, struct kd_err *err)
         return -1;
     struct basis_job j = {.q = q, .sums = q->row_ms};
     kd_pool_run(q->run->pool, q->k, row_ms_item, &j);
-    /* Each block of 128 inputs gets the factor that makes its mean square in the rotated basis 1. */
+    /* Each block of 128 inputs gets the factor that makes its mean square in the rotated basis 1.
+     */
     for (int64_t b = 0; b < q->k; b += KD_HAD) {
         double energy = 0.0;
         for (int64_t i = b; i < b + KD_HAD; i++) {
             double r = row_scale(q, i);
             energy += r > 0.0 ? q->row_ms[i] / (r * r) : 0.0;
         }
-        double factor = sqrt(energy / KD_HAD);
+        double factor = sqrt(energy / (double)KD_HAD);
         for (int64_t i = b; i < b + KD_HAD; i++)
             q->su[i] = sign_of(q->spec->input_seed, i) * (float)(row_scale(q, i) * factor);
     }

@@ -36,7 +36,9 @@ static void side_factors(const struct kd_exl3_work *q, float *side)
         sum += (double)q->su[i] * (double)q->su[i];
     double unit = sum > 0.0 ? 1.0 / kd_exl3_pow32(sum / (double)q->k, 16) : 0.0;
     for (int64_t i = 0; i < q->k; i++)
-        side[i] = q->spec->recipe.matched ? (float)((double)q->su[i] * unit) : q->su[i] < 0.0f ? -1.0f : 1.0f;
+        side[i] = q->spec->recipe.matched ? (float)((double)q->su[i] * unit)
+                  : q->su[i] < 0.0f       ? -1.0f
+                                          : 1.0f;
 }
 
 static double mean_diagonal(const float *l, int64_t k)
@@ -55,7 +57,8 @@ int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err)
         return -1;
     side_factors(q, side);
     j.side = side;
-    double damping = (double)q->spec->recipe.damping, step = 2.0 * (damping > 0.025 ? damping : 0.025);
+    double damping = (double)q->spec->recipe.damping,
+           step = 2.0 * (damping > 0.025 ? damping : 0.025);
     int rc = -1;
     for (*tries = 1; rc && *tries <= TRIES_MAX; ++*tries, damping += step) {
         kd_pool_run(q->run->pool, q->k, scale_item, &j);
@@ -75,8 +78,8 @@ int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err)
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states)
 {
-    q->run->kern->trellis_search(targets, tiles, q->spec->rate, q->spec->cb, q->spec->recipe.seam, states,
-                                 q->search_scratch[worker]);
+    q->run->kern->trellis_search(targets, tiles, q->spec->rate, q->spec->cb, q->spec->recipe.seam,
+                                 states, q->search_scratch[worker]);
 }
 
 /* One row of tiles, row..row+16, in a span that ends at row `end`. */
@@ -97,8 +100,8 @@ static void group_item(void *ctx, int64_t item, int worker)
     float *t = q->t + j->row * n + c0, *e = j->e + (j->row - j->span) * n + c0;
     const float *r = q->r + j->row * n + c0;
     if (j->feedback && below < j->end)
-        q->run->kern->gemm_tn(q->l + below * q->k + j->row, q->k, j->e + (below - j->span) * n + c0, n,
-                              j->end - below, KD_TILE, tiles * KD_TILE, t, n);
+        q->run->kern->gemm_tn(q->l + below * q->k + j->row, q->k, j->e + (below - j->span) * n + c0,
+                              n, j->end - below, KD_TILE, tiles * KD_TILE, t, n);
     float *target = q->targets + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
     uint16_t *states = q->states + (int64_t)worker * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
     for (int64_t i = 0; i < tiles; i++)
@@ -107,7 +110,8 @@ static void group_item(void *ctx, int64_t item, int worker)
     kd_exl3_search(q, worker, target, tiles, states);
     double sum = 0.0;
     size_t tile_bytes = kd_rate_tile_bytes(q->spec->rate);
-    uint8_t *codes = q->codes + (size_t)(j->row / KD_TILE * (n / KD_TILE) + c0 / KD_TILE) * tile_bytes;
+    uint8_t *codes =
+        q->codes + (size_t)(j->row / KD_TILE * (n / KD_TILE) + c0 / KD_TILE) * tile_bytes;
     for (int64_t i = 0; i < tiles; i++) {
         const uint16_t *s = states + i * KD_TILE_WEIGHTS;
         for (unsigned p = 0; p < KD_TILE_WEIGHTS; p++) {
@@ -140,7 +144,8 @@ int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_e
                 sum += j.part[i];
         }
         if (feedback)
-            kd_la_gemm_tn(q->run, q->l + j.span * q->k, q->k, j.e, n, j.end - j.span, j.span, n, q->t, n);
+            kd_la_gemm_tn(q->run, q->l + j.span * q->k, q->k, j.e, n, j.end - j.span, j.span, n,
+                          q->t, n);
     }
     *mse = sum / (double)(q->k * n);
     rc = 0;

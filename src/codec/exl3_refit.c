@@ -37,7 +37,8 @@ static int column_quads(struct kd_exl3_work *q, const float *x, double *out, str
     for (j.first = 0; j.first < q->n; j.first += PANEL) {
         j.width = q->n - j.first < PANEL ? q->n - j.first : PANEL;
         memset(j.panel, 0, (size_t)(q->k * PANEL) * sizeof *j.panel);
-        kd_la_gemm_tn(q->run, q->h->h, q->k, x + j.first, q->n, q->k, q->k, j.width, j.panel, PANEL);
+        kd_la_gemm_tn(q->run, q->h->h, q->k, x + j.first, q->n, q->k, q->k, j.width, j.panel,
+                      PANEL);
         kd_pool_run(q->run->pool, j.width, panel_dot_item, &j);
     }
     kd_mem_free(j.panel);
@@ -51,7 +52,8 @@ static void weigh(struct kd_exl3_work *q)
     kd_la_gemm_tn(q->run, q->h->h, q->k, q->w, q->n, q->k, q->k, q->n, q->r, q->n);
 }
 
-/* The new scale as fp16 holds it, and what the decoded weights change by; unchanged when unusable. */
+/* The new scale as fp16 holds it, and what the decoded weights change by; unchanged when unusable.
+ */
 static float refit_one(float *scale, double factor)
 {
     if (!isfinite(factor) || factor < 0.25 || factor > 4.0 || *scale == 0.0f)

@@ -31,7 +31,7 @@ double kd_exl3_drift(struct kd_rate rate)
 
 struct scale_job {
     const struct kd_exl3_work *q;
-    const float *samples; /* tiles in ring order */
+    const float *samples;  /* tiles in ring order */
     int64_t tiles, stride; /* every stride-th of them */
     int64_t groups;
     double scale[POINTS_MAX];
@@ -49,7 +49,8 @@ static void scale_item(void *ctx, int64_t item, int worker)
     for (; used < KD_EXL3_GROUP && (first + used) * j->stride < j->tiles; used++)
         for (int64_t p = 0; p < KD_TILE_WEIGHTS; p++)
             target[used * KD_TILE_WEIGHTS + p] =
-                (float)((double)j->samples[(first + used) * j->stride * KD_TILE_WEIGHTS + p] * scale);
+                (float)((double)j->samples[(first + used) * j->stride * KD_TILE_WEIGHTS + p] *
+                        scale);
     kd_exl3_search(q, worker, target, used, states);
     for (int64_t p = 0; p < used * KD_TILE_WEIGHTS; p++) {
         double d = (double)kd_f16_f32(kd_codebook_f16(q->spec->cb, states[p])) - (double)target[p];
@@ -112,20 +113,23 @@ static double small_best(struct scale_job *j, double centre)
     return centre + step * parabola(mse, 1.0);
 }
 
-static void take_tile(const struct kd_exl3_work *q, int64_t tk, int64_t tn, double drift, float *out)
+static void take_tile(const struct kd_exl3_work *q, int64_t tk, int64_t tn, double drift,
+                      float *out)
 {
     const float *t = q->t + tk * KD_TILE * q->n + tn * KD_TILE;
     for (unsigned p = 0; p < KD_TILE_WEIGHTS; p++)
         out[p] = (float)((double)t[kd_tile_row(p) * q->n + kd_tile_col(p)] * drift);
 }
 
-/* Tiles in order of energy (largest or smallest first), ties by position: the `want` best by insertion. */
+/* Tiles in order of energy (largest or smallest first), ties by position: the `want` best by
+ * insertion. */
 static void extremes(const double *energy, int64_t tiles, int64_t want, bool largest, int64_t *out)
 {
     int64_t have = 0;
     for (int64_t i = 0; i < tiles; i++) {
         int64_t at = have;
-        while (at > 0 && (largest ? energy[i] > energy[out[at - 1]] : energy[i] < energy[out[at - 1]]))
+        while (at > 0 &&
+               (largest ? energy[i] > energy[out[at - 1]] : energy[i] < energy[out[at - 1]]))
             at--;
         if (at >= want)
             continue;
@@ -147,8 +151,8 @@ static void tile_energy(const struct kd_exl3_work *q, double *energy)
             }
 }
 
-/* The sample of 4.7: a wrapped diagonal three tiles wide, and the loudest and quietest tiles. Returns
- * how many tile numbers it left in pick. */
+/* The sample of 4.7: a wrapped diagonal three tiles wide, and the loudest and quietest tiles.
+ * Returns how many tile numbers it left in pick. */
 static int64_t full_sample(const struct kd_exl3_work *q, double *energy, int64_t *pick)
 {
     int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE, longer = tk > tn ? tk : tn, count = 0;

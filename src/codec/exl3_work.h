@@ -1,6 +1,6 @@
-/* The quantizer's working set for one tensor; inside this folder only. Matrices are [k][n] fp32 (inputs
- * by outputs, the transpose of a checkpoint's), k and n padded to 128. "Rotated" is the basis of the
- * codes: H_k diag(1/su) W diag(1/sv) H_n. */
+/* The quantizer's working set for one tensor; inside this folder only. Matrices are [k][n] fp32
+ * (inputs by outputs, the transpose of a checkpoint's), k and n padded to 128. "Rotated" is the
+ * basis of the codes: H_k diag(1/su) W diag(1/sv) H_n. */
 #ifndef KD_CODEC_EXL3_WORK_H
 #define KD_CODEC_EXL3_WORK_H
 
@@ -11,20 +11,20 @@ enum { KD_HAD = 128, KD_LDLQ_SPAN = 128 };
 struct kd_exl3_work {
     const struct kd_run *run;
     const struct kd_quant_spec *spec;
-    const struct kd_hess *h; /* NULL: no usable Hessian */
-    double mean_diag;        /* of h / rows */
+    const struct kd_hess *h;  /* NULL: no usable Hessian */
+    double mean_diag;         /* of h / rows */
     int64_t k, n, cols, rows; /* padded and real inputs, outputs */
-    bool zero;               /* W is all zero */
-    float *w;                /* [k][n] the weights */
-    float *t;                /* [k][n] rotated targets; after LDLQ the codes' values; then decoded W */
-    float *r;                /* [k][n] rotated weights; then H W */
-    float *l;                /* [k][k] L, then scratch of the refit; NULL where neither is needed */
-    float *su, *sv;          /* [k], [n] */
-    double *row_ms;          /* [k] mean square of the rows of W diag(1/sv) */
+    bool zero;                /* W is all zero */
+    float *w;                 /* [k][n] the weights */
+    float *t;       /* [k][n] rotated targets; after LDLQ the codes' values; then decoded W */
+    float *r;       /* [k][n] rotated weights; then H W */
+    float *l;       /* [k][k] L, then scratch of the refit; NULL where neither is needed */
+    float *su, *sv; /* [k], [n] */
+    double *row_ms; /* [k] mean square of the rows of W diag(1/sv) */
     /* encoding */
-    void **search_scratch;   /* one a worker */
-    float *targets;          /* GROUP tiles a worker, ring order */
-    uint16_t *states;        /* likewise */
+    void **search_scratch; /* one a worker */
+    float *targets;        /* GROUP tiles a worker, ring order */
+    uint16_t *states;      /* likewise */
     uint8_t *codes;
 };
 
@@ -33,8 +33,8 @@ enum { KD_EXL3_GROUP = 4 };
 
 /* Half-integer powers by roots alone: x^(m/32), 0 <= m <= 32, x > 0. */
 double kd_exl3_pow32(double x, int m);
-/* What a unit Gaussian tile is multiplied by for the rate (5.2), and how much wider than the weights
- * LDLQ's targets are (4.7). */
+/* What a unit Gaussian tile is multiplied by for the rate (5.2), and how much wider than the
+ * weights LDLQ's targets are (4.7). */
 double kd_exl3_unit_scale(struct kd_rate rate, enum kd_codebook cb);
 double kd_exl3_drift(struct kd_rate rate);
 
@@ -53,16 +53,19 @@ void kd_exl3_unrotate(const struct kd_exl3_work *q, float *x);
 void kd_exl3_hadamard_2d(const struct kd_run *run, float *x, int64_t rows, int64_t cols);
 
 /* exl3_ldlq.c */
-/* q->l from q->h and q->su; *tries is how many dampings were needed (0: never positive definite). */
+/* q->l from q->h and q->su; *tries is how many dampings were needed (0: never positive definite).
+ */
 int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err) KD_MUST;
-/* q->t (rotated weights) -> the codes' values, q->codes; feedback with q->l unless `feedback` is false. */
+/* q->t (rotated weights) -> the codes' values, q->codes; feedback with q->l unless `feedback` is
+ * false. */
 int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_err *err) KD_MUST;
 /* One search for `tiles` (at most KD_EXL3_GROUP) tiles in ring order. */
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states);
 
 /* exl3_scale.c: the factor for q->t (rotated, unit variance). */
-int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, struct kd_err *err) KD_MUST;
+int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale,
+                         struct kd_err *err) KD_MUST;
 
 /* exl3_refit.c, both with q->t the decoded weights in the original basis. */
 int kd_exl3_refit(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;

@@ -36,8 +36,8 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
                 struct kd_err *err)
 {
     if (ldx < h->k_real)
-        return kd_fail(err, KD_EINVAL, "Hessian rows of %lld inputs, %lld given", (long long)h->k_real,
-                       (long long)ldx);
+        return kd_fail(err, KD_EINVAL, "Hessian rows of %lld inputs, %lld given",
+                       (long long)h->k_real, (long long)ldx);
     /* Runs of good rows: each entry's chain simply goes on. */
     for (int64_t t = 0; t < T;) {
         int64_t end = t;

@@ -1,15 +1,16 @@
-/* A Hessian: sum of x^T x over calibration rows, its row count, and what the quantizer makes of it. */
+/* A Hessian: sum of x^T x over calibration rows, its row count, and what the quantizer makes of it.
+ */
 #ifndef KD_CODEC_HESS_H
 #define KD_CODEC_HESS_H
 
 #include "kern/mat.h"
 
 struct kd_hess {
-    int64_t k;      /* inputs, padded to 128 (surplus rows and columns zero) */
+    int64_t k; /* inputs, padded to 128 (surplus rows and columns zero) */
     int64_t k_real;
-    int64_t rows;   /* rows added; h / rows is the mean of x^T x */
+    int64_t rows;     /* rows added; h / rows is the mean of x^T x */
     int64_t bad_rows; /* dropped: not finite */
-    float *h;       /* k x k; only the block-upper part until kd_hess_close */
+    float *h;         /* k x k; only the block-upper part until kd_hess_close */
 };
 int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err) KD_MUST;
 void kd_hess_release(struct kd_hess *h);

@@ -12,18 +12,19 @@ static int check(const struct kd_mat *w, const struct kd_hess *h, const struct k
 {
     float eighths = spec->recipe.row_power * 8.0f;
     if (w->rows < 1 || w->cols < 1 || w->rows > DIMENSION_MAX || w->cols > DIMENSION_MAX)
-        return kd_fail(err, KD_EINVAL, "a weight of %lld x %lld cannot be quantized", (long long)w->rows,
-                       (long long)w->cols);
+        return kd_fail(err, KD_EINVAL, "a weight of %lld x %lld cannot be quantized",
+                       (long long)w->rows, (long long)w->cols);
     if (spec->rate.base < 1 || kd_rate_to16(spec->rate) > 128)
-        return kd_fail(err, KD_EINVAL, "rate of %u/16 bits: give 1 to 8 bits", kd_rate_to16(spec->rate));
+        return kd_fail(err, KD_EINVAL, "rate of %u/16 bits: give 1 to 8 bits",
+                       kd_rate_to16(spec->rate));
     if (eighths < 0.0f || eighths > 8.0f || (float)(int)eighths != eighths)
         return kd_fail(err, KD_EINVAL, "row power %g: give a multiple of 1/8 from 0 to 1",
                        (double)spec->recipe.row_power);
     if (spec->recipe.seam < 1 || spec->recipe.seam > 128)
         return kd_fail(err, KD_EINVAL, "seam of %d positions: give 1 to 128", spec->recipe.seam);
     if (h && h->k_real != w->cols)
-        return kd_fail(err, KD_EINVAL, "Hessian of %lld inputs for a weight of %lld", (long long)h->k_real,
-                       (long long)w->cols);
+        return kd_fail(err, KD_EINVAL, "Hessian of %lld inputs for a weight of %lld",
+                       (long long)h->k_real, (long long)w->cols);
     return 0;
 }
 
@@ -46,7 +47,8 @@ static void work_release(struct kd_exl3_work *q)
 static int work_open(struct kd_exl3_work *q, struct kd_err *err)
 {
     const char *what = "quantizing a tensor";
-    int64_t threads = kd_pool_threads(q->run->pool), group = threads * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
+    int64_t threads = kd_pool_threads(q->run->pool),
+            group = threads * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
     bool square = q->h && (q->spec->recipe.feedback || q->spec->recipe.refit);
     if (kd_mem_new(&q->w, q->k * q->n, sizeof *q->w, what, err) ||
         kd_mem_new(&q->t, q->k * q->n, sizeof *q->t, what, err) ||

@@ -2,7 +2,8 @@
 
 #include "base/assert.h"
 
-/* `damping` of the default recipe and its row power were chosen by measurement (docs/numerics.md). */
+/* `damping` of the default recipe and its row power were chosen by measurement (docs/numerics.md).
+ */
 struct kd_recipe kd_recipe_of(enum kd_recipe_name name)
 {
     switch (name) {

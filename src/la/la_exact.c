@@ -4,7 +4,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Panels are packed so that the kernel walks one cache-resident strip: CHUNK rows of BLOCK floats. */
+/* Panels are packed so that the kernel walks one cache-resident strip: CHUNK rows of BLOCK floats.
+ */
 enum { BLOCK = KD_LA_BLOCK, CHUNK = 128, SUB = 16 };
 
 static int64_t min64(int64_t a, int64_t b)
@@ -31,8 +32,9 @@ static void pack(float *out, const float *x, int64_t ldx, int64_t rows, int64_t 
 }
 
 /* One block of c, at most BLOCK x BLOCK: c += a^T b, or c -= a^T b (negation is exact). */
-static void tn_block(const struct kd_kern *kern, const float *a, int64_t lda, const float *b, int64_t ldb,
-                     int64_t S, int64_t I, int64_t J, float *c, int64_t ldc, bool minus)
+static void tn_block(const struct kd_kern *kern, const float *a, int64_t lda, const float *b,
+                     int64_t ldb, int64_t S, int64_t I, int64_t J, float *c, int64_t ldc,
+                     bool minus)
 {
     _Alignas(64) float pa[CHUNK * BLOCK], pb[CHUNK * BLOCK];
     bool same = a == b && lda == ldb && I == J && !minus;
@@ -73,15 +75,16 @@ static void tn_run(const struct kd_run *run, const struct tn_job *j)
     kd_pool_run(run->pool, blocks_of(j->I) * blocks_of(j->J), tn_item, &job);
 }
 
-void kd_la_gemm_tn(const struct kd_run *run, const float *a, int64_t lda, const float *b, int64_t ldb,
-                   int64_t S, int64_t I, int64_t J, float *c, int64_t ldc)
+void kd_la_gemm_tn(const struct kd_run *run, const float *a, int64_t lda, const float *b,
+                   int64_t ldb, int64_t S, int64_t I, int64_t J, float *c, int64_t ldc)
 {
-    tn_run(run, &(struct tn_job){
-                    .a = a, .lda = lda, .b = b, .ldb = ldb, .S = S, .I = I, .J = J, .c = c, .ldc = ldc});
+    tn_run(run,
+           &(struct tn_job){
+               .a = a, .lda = lda, .b = b, .ldb = ldb, .S = S, .I = I, .J = J, .c = c, .ldc = ldc});
 }
 
-void kd_la_syrk(const struct kd_run *run, const float *x, int64_t ldx, int64_t T, int64_t k, float *h,
-                int64_t ldh)
+void kd_la_syrk(const struct kd_run *run, const float *x, int64_t ldx, int64_t T, int64_t k,
+                float *h, int64_t ldh)
 {
     tn_run(run, &(struct tn_job){.a = x,
                                  .lda = ldx,
@@ -120,8 +123,8 @@ void kd_la_mirror(const struct kd_run *run, float *h, int64_t k)
 
 /* Rows r..r+rows of a panel (width w) given all rows above them in that panel are done: subtract
  * nothing more, divide by the diagonal and eliminate inside these rows. u is the diagonal block. */
-static void solve_sub(const struct kd_kern *kern, const float *u, int64_t k, int64_t r, int64_t rows, float *x,
-                      int64_t w)
+static void solve_sub(const struct kd_kern *kern, const float *u, int64_t k, int64_t r,
+                      int64_t rows, float *x, int64_t w)
 {
     for (int64_t q = r; q < r + rows; q++) {
         float d = u[q * k + q], *xq = x + q * k;
@@ -132,7 +135,8 @@ static void solve_sub(const struct kd_kern *kern, const float *u, int64_t k, int
     }
 }
 
-/* The part of the panel right of its diagonal block: U_pp^T X = H, a strip of BLOCK columns an item. */
+/* The part of the panel right of its diagonal block: U_pp^T X = H, a strip of BLOCK columns an
+ * item. */
 static void panel_item(void *ctx, int64_t item, int worker)
 {
     (void)worker;
@@ -171,8 +175,9 @@ int kd_la_cholesky(const struct kd_run *run, float *h, int64_t k, struct kd_err 
         int64_t nb = min64(BLOCK, k - p), rest = k - p - nb;
         int64_t bad = factor_diagonal(run->kern, h + p * k + p, k, nb);
         if (bad >= 0)
-            return kd_fail(err, KD_EINVAL, "matrix of %lld rows is not positive definite at row %lld",
-                           (long long)k, (long long)(p + bad));
+            return kd_fail(err, KD_EINVAL,
+                           "matrix of %lld rows is not positive definite at row %lld", (long long)k,
+                           (long long)(p + bad));
         struct square_job j = {.kern = run->kern, .h = h, .k = k, .p = p, .nb = nb};
         kd_pool_run(run->pool, blocks_of(rest), panel_item, &j);
         const float *panel = h + p * k + p + nb;
@@ -232,6 +237,7 @@ int kd_la_solve(const struct kd_run *run, float *h, int64_t k, float *rhs, struc
         run->kern->axpy(-rhs[p], h + p * k + p + 1, rhs + p + 1, k - p - 1);
     }
     for (int64_t p = k - 1; p >= 0; p--)
-        rhs[p] = (rhs[p] - run->kern->dot(h + p * k + p + 1, rhs + p + 1, k - p - 1)) / h[p * k + p];
+        rhs[p] =
+            (rhs[p] - run->kern->dot(h + p * k + p + 1, rhs + p + 1, k - p - 1)) / h[p * k + p];
     return 0;
 }

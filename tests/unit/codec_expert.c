@@ -1,5 +1,5 @@
-/* One expert as a unit of work: its down-projection's Hessian against one made by hand, routed weights
- * and their blend, flags, cuts and determinism. */
+/* One expert as a unit of work: its down-projection's Hessian against one made by hand, routed
+ * weights and their blend, flags, cuts and determinism. */
 #include "base/mem.h"
 #include "base/rand.h"
 #include "codec/expert.h"
@@ -23,7 +23,8 @@ static struct kd_hess h_in;
 
 static double gauss(uint64_t seed, int64_t i)
 {
-    double u = 1.0 - kd_rand_unit(seed, (uint64_t)(2 * i)), v = kd_rand_unit(seed, (uint64_t)(2 * i + 1));
+    double u = 1.0 - kd_rand_unit(seed, (uint64_t)(2 * i)),
+           v = kd_rand_unit(seed, (uint64_t)(2 * i + 1));
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
@@ -51,7 +52,8 @@ static struct kd_layer_inputs inputs(bool routed)
 
 static struct kd_expert_out quantize(const struct kd_layer_inputs *in, int64_t expert)
 {
-    struct kd_mat a = matrix(w1, INTER, LATENT), b = matrix(w3, INTER, LATENT), c = matrix(w2, LATENT, INTER);
+    struct kd_mat a = matrix(w1, INTER, LATENT), b = matrix(w3, INTER, LATENT),
+                  c = matrix(w2, LATENT, INTER);
     struct kd_quant_spec spec[3];
     for (uint64_t i = 0; i < 3; i++)
         spec[i] = (struct kd_quant_spec){.rate = kd_rate_from16(32),
@@ -128,7 +130,7 @@ static void expected_digest(const struct kd_expert_out *out, bool routed, char d
     }
     kd_hess_close(&own);
     double share = (double)out->routed_rows / (double)(out->routed_rows + 64);
-    float keep = (float)(1.0 - share), add = (float)(share * T / sum);
+    float keep = (float)(1.0 - share), add = (float)(share * (double)T / sum);
     for (int64_t i = 0; i < INTER * INTER && routed; i++)
         all.h[i] = keep * all.h[i] + add * own.h[i];
     assert_int_equal(kd_hess_digest(&all, digest, NULL), 0);
@@ -172,13 +174,16 @@ static void test_errors(void **state)
 {
     (void)state;
     struct kd_layer_inputs in = inputs(false);
-    struct kd_mat a = matrix(w1, INTER, LATENT), b = matrix(w3, INTER, LATENT), c = matrix(w2, LATENT, INTER);
+    struct kd_mat a = matrix(w1, INTER, LATENT), b = matrix(w3, INTER, LATENT),
+                  c = matrix(w2, LATENT, INTER);
     struct kd_quant_spec spec[3] = {0};
     struct kd_expert_out out;
     struct kd_err err;
     for (size_t i = 0; i < 3; i++)
-        spec[i] = (struct kd_quant_spec){.rate = kd_rate_from16(16), .cb = KD_CB_MUL1,
-                                         .recipe = kd_recipe_of(KD_RECIPE_PLAIN), .scale_hint = 1.0f};
+        spec[i] = (struct kd_quant_spec){.rate = kd_rate_from16(16),
+                                         .cb = KD_CB_MUL1,
+                                         .recipe = kd_recipe_of(KD_RECIPE_PLAIN),
+                                         .scale_hint = 1.0f};
     b.rows--;
     assert_int_equal(kd_expert_quantize(&run, EXPERT, &a, &b, &c, &in, spec, &out, &err), -1);
     assert_int_equal(err.code, KD_EINVAL);
@@ -194,7 +199,8 @@ static int setup(void **state)
 {
     (void)state;
     run.kern = &kern;
-    if (kd_kern_pick(&kern, NULL) || kd_pool_open(&run.pool, 0, NULL) || kd_hess_open(&h_in, LATENT, NULL))
+    if (kd_kern_pick(&kern, NULL) || kd_pool_open(&run.pool, 0, NULL) ||
+        kd_hess_open(&h_in, LATENT, NULL))
         return -1;
     for (int64_t i = 0; i < INTER * LATENT; i++) {
         w1[i] = (float)(0.1 * gauss(1, i));

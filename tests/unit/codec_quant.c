@@ -24,7 +24,8 @@ struct layer {
 
 static double gauss(uint64_t seed, int64_t i)
 {
-    double u = 1.0 - kd_rand_unit(seed, (uint64_t)(2 * i)), v = kd_rand_unit(seed, (uint64_t)(2 * i + 1));
+    double u = 1.0 - kd_rand_unit(seed, (uint64_t)(2 * i)),
+           v = kd_rand_unit(seed, (uint64_t)(2 * i + 1));
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
@@ -35,14 +36,16 @@ static float *floats(int64_t count)
     return x;
 }
 
-/* Rank-32 activations plus noise with log-normal channel scales, weights with log-normal input scales. */
+/* Rank-32 activations plus noise with log-normal channel scales, weights with log-normal input
+ * scales. */
 static struct layer layer_new(int64_t rows, int64_t cols, int64_t tokens, uint64_t seed)
 {
     enum { RANK = 32 };
     struct layer l = {.rows = rows, .cols = cols, .w = floats(rows * cols)};
     for (int64_t i = 0; i < rows * cols; i++)
         l.w[i] = (float)(0.02 * exp(0.3 * gauss(seed + 1, i % cols)) * gauss(seed, i));
-    l.mat = (struct kd_mat){.type = KD_MAT_F32, .rows = rows, .cols = cols, .data = l.w, .ld = cols};
+    l.mat =
+        (struct kd_mat){.type = KD_MAT_F32, .rows = rows, .cols = cols, .data = l.w, .ld = cols};
     float *x = floats(tokens * cols), *mix = floats(RANK * cols);
     for (int64_t i = 0; i < RANK * cols; i++)
         mix[i] = (float)(gauss(seed + 2, i) / sqrt((double)RANK));
@@ -91,8 +94,8 @@ static double proxy_of(const struct layer *l, enum kd_recipe_name name)
     struct kd_quant_out out = quantize(l, &spec);
     double proxy = out.proxy;
     assert_false(out.fallback);
-    print_message("%s: proxy %.5f, rel_fro %.4f, mse %.5f, scale %.3f\n", kd_recipe_text(name), proxy,
-                  out.rel_fro, out.mse, (double)out.scale);
+    print_message("%s: proxy %.5f, rel_fro %.4f, mse %.5f, scale %.3f\n", kd_recipe_text(name),
+                  proxy, out.rel_fro, out.mse, (double)out.scale);
     kd_quant_release(&out);
     return proxy;
 }
@@ -140,8 +143,8 @@ static void check_decode(const struct layer *l, const struct kd_quant_out *out)
     kd_mem_free(y);
 }
 
-/* Of the error in blocks of 128, the share that falls on what is real: the zeros of a block take their
- * part of its codes. */
+/* Of the error in blocks of 128, the share that falls on what is real: the zeros of a block take
+ * their part of its codes. */
 static double kept(int64_t width)
 {
     double sum = 0.0;
@@ -160,8 +163,9 @@ static void test_rates_and_widths(void **state)
         unsigned sixteenths;
         int64_t rows, cols;
         double error; /* sqrt of 5.2's MSE, or Decision 5's for a mask */
-    } cases[] = {{16, 128, 128, 0.5216}, {32, 200, 72, 0.2615},  {37, 128, 256, 0.2114}, {40, 256, 128, 0.1868},
-                 {48, 72, 200, 0.1318},  {64, 128, 128, 0.0666}, {128, 128, 128, 0.0046}};
+    } cases[] = {{16, 128, 128, 0.5216}, {32, 200, 72, 0.2615}, {37, 128, 256, 0.2114},
+                 {40, 256, 128, 0.1868}, {48, 72, 200, 0.1318}, {64, 128, 128, 0.0666},
+                 {128, 128, 128, 0.0046}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct layer l = layer_new(cases[i].rows, cases[i].cols, 64, 200 + i);
         struct kd_quant_spec spec = spec_of(KD_RECIPE_PLAIN, cases[i].sixteenths);

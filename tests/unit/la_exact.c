@@ -1,4 +1,5 @@
-/* la_exact against double precision, and the same bits for every thread count, cut and instruction set. */
+/* la_exact against double precision, and the same bits for every thread count, cut and instruction
+ * set. */
 #include "base/mem.h"
 #include "base/rand.h"
 #include "la/la.h"
@@ -28,9 +29,10 @@ static float *random_floats(uint64_t seed, int64_t count)
     return x;
 }
 
-/* Runs `work` under every instruction set and thread count; each must leave the bytes of the first. */
-static void every_way(void (*work)(const struct kd_run *run, float *out, void *ctx), int64_t count, float *out,
-                      void *ctx)
+/* Runs `work` under every instruction set and thread count; each must leave the bytes of the first.
+ */
+static void every_way(void (*work)(const struct kd_run *run, float *out, void *ctx), int64_t count,
+                      float *out, void *ctx)
 {
     float *other = floats(count);
     bool first = true;
@@ -236,8 +238,9 @@ static void test_not_positive(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_syrk),      cmocka_unit_test(test_gemm),  cmocka_unit_test(test_cholesky),
-        cmocka_unit_test(test_block_ldl), cmocka_unit_test(test_solve), cmocka_unit_test(test_not_positive),
+        cmocka_unit_test(test_syrk),     cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_cholesky), cmocka_unit_test(test_block_ldl),
+        cmocka_unit_test(test_solve),    cmocka_unit_test(test_not_positive),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
