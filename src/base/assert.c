@@ -5,6 +5,7 @@
 
 void kd_assert_fail(const char *expr, const char *file, int line)
 {
-    fprintf(stderr, "kondense: bug: '%s' does not hold at %s:%d; please report it\n", expr, file, line);
+    fprintf(stderr, "kondense: bug: '%s' does not hold at %s:%d; please report it\n", expr, file,
+            line);
     abort();
 }

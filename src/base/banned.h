@@ -1,6 +1,6 @@
-/* Functions that may not be called; each has a better one named beside it. The build puts this file in
- * front of every C file (cmake/flags.cmake), so the standard headers come first: their declarations
- * must not meet the macros. */
+/* Functions that may not be called; each has a better one named beside it. The build puts this file
+ * in front of every C file (cmake/flags.cmake), so the standard headers come first: their
+ * declarations must not meet the macros. */
 #ifndef KD_BASE_BANNED_H
 #define KD_BASE_BANNED_H
 

@@ -15,7 +15,7 @@ static int fill(struct kd_err *err, enum kd_code code, int sys, const char *fmt,
     return -1;
 }
 
-int (kd_fail)(struct kd_err *err, enum kd_code code, const char *fmt, ...)
+int(kd_fail)(struct kd_err *err, enum kd_code code, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
@@ -24,7 +24,7 @@ int (kd_fail)(struct kd_err *err, enum kd_code code, const char *fmt, ...)
     return -1;
 }
 
-int (kd_fail_sys)(struct kd_err *err, const char *fmt, ...)
+int(kd_fail_sys)(struct kd_err *err, const char *fmt, ...)
 {
     int sys = errno;
     va_list ap;
@@ -40,7 +40,7 @@ int (kd_fail_sys)(struct kd_err *err, const char *fmt, ...)
     return -1;
 }
 
-int (kd_wrap)(struct kd_err *err, const char *fmt, ...)
+int(kd_wrap)(struct kd_err *err, const char *fmt, ...)
 {
     if (!err)
         return -1;
@@ -52,7 +52,8 @@ int (kd_wrap)(struct kd_err *err, const char *fmt, ...)
     va_end(ap);
     size_t used = strlen(err->msg);
     snprintf(err->msg + used, sizeof err->msg - used, ": %.*s",
-             (int)(sizeof err->msg - used - 3 > sizeof err->msg ? 0 : sizeof err->msg - used - 3), old);
+             (int)(sizeof err->msg - used - 3 > sizeof err->msg ? 0 : sizeof err->msg - used - 3),
+             old);
     return -1;
 }
 
@@ -85,10 +86,10 @@ int kd_err_exit(const struct kd_err *err)
 const char *kd_code_name(enum kd_code code)
 {
     static const char *const names[KD_CODE_COUNT] = {
-        [KD_OK] = "ok",           [KD_EINVAL] = "invalid",   [KD_EUSAGE] = "usage",
-        [KD_ENOMEM] = "memory",   [KD_EIO] = "io",           [KD_ENET] = "net",
-        [KD_EREMOTE] = "remote",  [KD_ECORRUPT] = "corrupt", [KD_ENOTSUP] = "unsupported",
-        [KD_EGPU] = "gpu",        [KD_ETIMEOUT] = "timeout", [KD_ECANCEL] = "stopped",
+        [KD_OK] = "ok",          [KD_EINVAL] = "invalid",   [KD_EUSAGE] = "usage",
+        [KD_ENOMEM] = "memory",  [KD_EIO] = "io",           [KD_ENET] = "net",
+        [KD_EREMOTE] = "remote", [KD_ECORRUPT] = "corrupt", [KD_ENOTSUP] = "unsupported",
+        [KD_EGPU] = "gpu",       [KD_ETIMEOUT] = "timeout", [KD_ECANCEL] = "stopped",
         [KD_EGATE] = "gate",
     };
     return code >= 0 && code < KD_CODE_COUNT ? names[code] : "unknown";

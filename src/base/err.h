@@ -35,22 +35,30 @@ struct kd_err {
 };
 
 /* Exit codes of the program, as the man page lists them. */
-enum kd_exit { KD_EXIT_DONE = 0, KD_EXIT_FAILED = 1, KD_EXIT_USAGE = 2, KD_EXIT_GATE = 3, KD_EXIT_STOPPED = 4 };
+enum kd_exit {
+    KD_EXIT_DONE = 0,
+    KD_EXIT_FAILED = 1,
+    KD_EXIT_USAGE = 2,
+    KD_EXIT_GATE = 3,
+    KD_EXIT_STOPPED = 4
+};
 
 #define KD_MUST __attribute__((warn_unused_result))
 
 /* Fills err and returns -1. err may be NULL. */
 int kd_fail(struct kd_err *err, enum kd_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4), cold));
-/* As kd_fail with code KD_EIO (KD_ENOMEM for ENOMEM), and ": " strerror(errno) after the sentence. */
-int kd_fail_sys(struct kd_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3), cold));
+/* As kd_fail with code KD_EIO (KD_ENOMEM for ENOMEM), and ": " strerror(errno) after the sentence.
+ */
+int kd_fail_sys(struct kd_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3), cold));
 /* Puts "place: " before the sentence already there and returns -1. */
 int kd_wrap(struct kd_err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3), cold));
 #ifdef __clang_analyzer__
 /* Tells clang's analyzer what it cannot see across files: these never return 0. */
-#define kd_fail(...) (kd_fail(__VA_ARGS__), -1)
+#define kd_fail(...)     (kd_fail(__VA_ARGS__), -1)
 #define kd_fail_sys(...) (kd_fail_sys(__VA_ARGS__), -1)
-#define kd_wrap(...) (kd_wrap(__VA_ARGS__), -1)
+#define kd_wrap(...)     (kd_wrap(__VA_ARGS__), -1)
 #endif
 /* The exit code a command ends with for this error. */
 int kd_err_exit(const struct kd_err *err);

@@ -1,5 +1,5 @@
-/* Log lines in logfmt on stderr. KONDENSE_LOG=info or =warn,convert=debug sets levels per component.
- * A log line first wipes the progress line. Thread-safe.
+/* Log lines in logfmt on stderr. KONDENSE_LOG=info or =warn,convert=debug sets levels per
+ * component. A log line first wipes the progress line. Thread-safe.
  *
  *     kd_log(KD_LOG_INFO, "convert", "layer=%d ms=%.0f msg=\"sealed\"", layer, ms);
  */

@@ -19,7 +19,8 @@ int kd_mul64(int64_t a, int64_t b, int64_t *out)
     return 0;
 }
 
-static int take(void *out, int64_t count, int64_t size, const char *what, int zero, struct kd_err *err)
+static int take(void *out, int64_t count, int64_t size, const char *what, int zero,
+                struct kd_err *err)
 {
     int64_t bytes;
     void **slot = out;

@@ -11,9 +11,11 @@
 #include <stdint.h>
 
 /* count * size bytes into *out (NULL for zero bytes). `what` names it in the error. */
-int kd_mem_new(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err) KD_MUST;
+int kd_mem_new(void *out, int64_t count, int64_t size, const char *what,
+               struct kd_err *err) KD_MUST;
 /* The same, zeroed. */
-int kd_mem_zero(void *out, int64_t count, int64_t size, const char *what, struct kd_err *err) KD_MUST;
+int kd_mem_zero(void *out, int64_t count, int64_t size, const char *what,
+                struct kd_err *err) KD_MUST;
 void kd_mem_free(void *block);
 /* a * b in *out; -1 if it does not fit in int64_t or either is negative. */
 int kd_mul64(int64_t a, int64_t b, int64_t *out) KD_MUST;

@@ -32,8 +32,8 @@ struct kd_opt {
     const char *name; /* long name without "--"; NULL ends the table */
     char letter;      /* or 0 */
     enum kd_opt_type type;
-    void *out;       /* keeps its value (the default) when the option is not given */
-    const char *arg; /* what the help calls the value */
+    void *out;        /* keeps its value (the default) when the option is not given */
+    const char *arg;  /* what the help calls the value */
     const char *help; /* one line; ends with the default where there is one */
     int64_t min, max;
     double num_min, num_max;
@@ -62,7 +62,8 @@ void kd_opt_help(struct kd_buf *out, const struct kd_cmd *cmd);
 /* The man page in scdoc's language. */
 void kd_opt_man(struct kd_buf *out, const struct kd_cmd *cmd);
 /* Strict numbers, also for lists and environment. */
-int kd_parse_int(const char *text, int64_t min, int64_t max, int64_t *out, struct kd_err *err) KD_MUST;
+int kd_parse_int(const char *text, int64_t min, int64_t max, int64_t *out,
+                 struct kd_err *err) KD_MUST;
 int kd_parse_num(const char *text, double *out, struct kd_err *err) KD_MUST;
 int kd_parse_size(const char *text, int64_t *out, struct kd_err *err) KD_MUST;
 

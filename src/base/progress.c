@@ -39,7 +39,8 @@ static void draw(double t)
     char left[32], line[256];
     kd_clock_human(left, sizeof left, rate > 0 ? (double)(now.total - now.done) / rate : -1);
     snprintf(line, sizeof line, "%s %5.1f %%  %lld/%lld %s  %.4g/s  %s left  %s", now.what,
-             100 * share, (long long)now.done, (long long)now.total, now.unit, rate, left, now.note);
+             100 * share, (long long)now.done, (long long)now.total, now.unit, rate, left,
+             now.note);
     if (now.tty) {
         wipe();
         fprintf(stderr, "%.*s", columns(), line);

@@ -16,7 +16,7 @@ void kd_progress_begin(const char *what, const char *unit, int64_t total, int64_
 /* note may be NULL: keeps the one before. */
 void kd_progress_add(int64_t done, const char *note);
 void kd_progress_end(void);
-void kd_progress_wipe(void);          /* for the log: clears the line, it comes back at the next add */
-void kd_progress_quiet(bool quiet);   /* --quiet */
+void kd_progress_wipe(void); /* for the log: clears the line, it comes back at the next add */
+void kd_progress_quiet(bool quiet); /* --quiet */
 
 #endif

@@ -70,9 +70,9 @@ static void maps_to_exit_codes(void **state)
     static const struct {
         enum kd_code code;
         int exit_code;
-    } want[] = {{KD_OK, 0},       {KD_EUSAGE, 2},  {KD_EGATE, 3}, {KD_ECANCEL, 4},
-                {KD_EINVAL, 1},   {KD_ENOMEM, 1},  {KD_EIO, 1},   {KD_ECORRUPT, 1},
-                {KD_ENOTSUP, 1},  {KD_ETIMEOUT, 1}};
+    } want[] = {{KD_OK, 0},      {KD_EUSAGE, 2},  {KD_EGATE, 3}, {KD_ECANCEL, 4},
+                {KD_EINVAL, 1},  {KD_ENOMEM, 1},  {KD_EIO, 1},   {KD_ECORRUPT, 1},
+                {KD_ENOTSUP, 1}, {KD_ETIMEOUT, 1}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         struct kd_err err = {.code = want[i].code};
         assert_int_equal(kd_err_exit(&err), want[i].exit_code);

@@ -51,7 +51,12 @@ static void levels_by_component(void **state)
 static void refuses_bad_settings(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"loud", "convert=", "convert=loud", "=", "info;debug", "Info",
+    static const char *const bad[] = {"loud",
+                                      "convert=",
+                                      "convert=loud",
+                                      "=",
+                                      "info;debug",
+                                      "Info",
                                       "a-component-with-too-long-a-name=info"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct kd_err err = {.code = KD_OK};
