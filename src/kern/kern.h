@@ -49,6 +49,11 @@ struct kd_kern {
     void (*mm_exl3)(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy);
 
+    /* One token with activations as int8 (x[i] = scale * q[i]) and mul1's values before their rounding to
+     * fp16: y[c] = scale * sum of q[i] * v[i][c], sums in exact integers. Serves decoding only;
+     * conversion and checks never use it. */
+    void (*mv_exl3_int8)(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y);
+
     /* c[i*ldc + j] = fma chain over s = 0..S-1 ascending of a[s*lda + i] * b[s*ldb + j], starting
      * from the c that is there. A Hessian's rank-S update (a == b), LDLQ's feedback. */
     void (*gemm_tn)(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t S, int64_t I,

@@ -52,3 +52,25 @@ void kd_mm_exl3_ref(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
                     y[(t0 + t) * ldy + 16 * n + c] = fold(sum[t][c]);
         }
 }
+
+void kd_mv_exl3_int8_ref(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
+{
+    int64_t bytes = kd_rate_tile_bytes(b->rate), total = 0;
+    uint16_t states[256];
+
+    for (int64_t i = 0; i < 16 * b->k_tiles; i++)
+        total += q[i];
+    for (int64_t n = 0; n < b->n_tiles; n++) {
+        int64_t sum[16] = {0};
+        for (int64_t k = 0; k < b->k_tiles; k++) {
+            kd_ring_states(b->codes + (k * b->row_tiles + n) * bytes, b->rate, states);
+            for (unsigned p = 0; p < 256; p++) {
+                uint32_t x = states[p] * 0x83DCD12Du;
+                int64_t v = (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
+                sum[kd_tile_col(p)] += v * q[16 * k + kd_tile_row(p)];
+            }
+        }
+        for (unsigned c = 0; c < 16; c++)
+            y[16 * n + c] = kd_exl3_int8_sum(sum[c], total, scale);
+    }
+}

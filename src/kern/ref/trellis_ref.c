@@ -155,4 +155,5 @@ void kd_kern_set_exl3_ref(struct kd_kern *k)
     k->trellis_decode = kd_trellis_decode_ref;
     k->trellis_search = trellis_search_ref;
     k->mm_exl3 = kd_mm_exl3_ref;
+    k->mv_exl3_int8 = kd_mv_exl3_int8_ref;
 }

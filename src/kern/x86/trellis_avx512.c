@@ -188,4 +188,5 @@ static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *
 void kd_kern_set_exl3_avx512(struct kd_kern *k)
 {
     k->trellis_search = search_tiles;
+    kd_exl3_set_products_avx512(k);
 }
