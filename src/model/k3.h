@@ -75,23 +75,30 @@ int kd_k3_store_open(struct kd_store **s, const struct kd_k3_cfg *cfg, const str
                      const struct kd_k3_part *part, struct kd_err *err) KD_MUST;
 void kd_k3_store_close(struct kd_store *s);
 
-/* State of one sequence in one layer. */
+/* State of one sequence in one layer. The cache of an MLA layer is cut into pages of KD_K3_PAGE
+ * positions; sequences made by kd_k3_seq_copy share the pages that are full. */
+enum { KD_K3_PAGE = 64, KD_K3_DRAFT_MAX = 16 };
+struct kd_k3_page;
 struct kd_k3_state {
-    int64_t pos;        /* tokens seen */
-    float *S;           /* KDA: [heads][dim][dim], row = key channel */
-    float *conv;        /* KDA: q, k, v: [3][conv-1][channels], oldest first */
-    float *cache;       /* MLA: [pos][kv_lora + rope]: latent after the norm, then pe */
-    int64_t cache_rows; /* allocated */
+    int64_t pos;              /* tokens seen */
+    float *S;                 /* KDA: [heads][dim][dim], row = key channel */
+    float *conv;              /* KDA: q, k, v: [3][conv-1][channels], oldest first */
+    float *undo;              /* KDA, once drafts were fed: what takes them back */
+    struct kd_k3_page **page; /* MLA: rows of latent after the norm, then pe */
+    int64_t pages, page_cap;  /* held; room in the table */
 };
 int kd_k3_state_init(struct kd_k3_state *s, const struct kd_k3_cfg *cfg,
                      const struct kd_k3_layer *L, struct kd_err *err) KD_MUST;
 void kd_k3_state_release(struct kd_k3_state *s);
+/* The cached row [kv_lora + rope] of one position of an MLA layer. */
+const float *kd_k3_state_row(const struct kd_k3_state *s, const struct kd_k3_cfg *cfg, int64_t pos);
 int64_t kd_k3_state_bytes(const struct kd_k3_cfg *cfg,
                           int64_t context); /* a whole sequence, all layers */
 
 struct kd_k3_seg {
     int64_t first, count; /* rows of the batch */
     struct kd_k3_state *state;
+    bool draft; /* tokens one by one, each by the recurrence, and can be taken back */
 };
 
 /* The residual stream of T tokens: prefix p and the banks so far (k3-model 3.2). */
@@ -128,6 +135,9 @@ int kd_k3_ffn_in(const struct kd_run *r, const struct kd_k3_cfg *c, const struct
 int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
                 const float *x, int64_t T, int64_t experts_used, int32_t *ids, float *w,
                 float *score, struct kd_err *err) KD_MUST;
+/* Leaves each token the fewest experts that have `mass` (0 to 1) of its weights, the heaviest
+ * first, and scales their weights to the old sum. Dropped slots are -1, at the end. */
+void kd_k3_route_mass(const struct kd_k3_cfg *c, int64_t T, double mass, int32_t *ids, float *w);
 /* u[t] = sum of w * expert(z[t]) in ascending expert id, fp32 (before the latent norm). `store`
  * gives the weights; partial sums of ranks are not yet added. */
 int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t layer,
@@ -149,6 +159,7 @@ struct kd_k3_probe {
     float *w;
     float *score; /* [T][experts] */
     int64_t experts_used;
+    double expert_mass; /* kd_k3_route_mass; 0: off */
     bool round_latents; /* latents through BF16 once (convert and check of its results) */
 };
 /* All stages of one layer. comm may be NULL (one rank). */
@@ -191,6 +202,34 @@ const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m);
 int kd_k3_seq_open(struct kd_k3_seq **s, const struct kd_k3_model *m, struct kd_err *err) KD_MUST;
 void kd_k3_seq_close(struct kd_k3_seq *s);
 int64_t kd_k3_seq_pos(const struct kd_k3_seq *s);
+/* A second sequence in the same state. KDA states and a page that is not full are copied, full
+ * pages shared, so a copy at a multiple of KD_K3_PAGE costs the KDA states alone. Each of the two
+ * goes on (or is closed) without the other's knowing; they may live on different threads. */
+int kd_k3_seq_copy(struct kd_k3_seq **out, const struct kd_k3_seq *from,
+                   struct kd_err *err) KD_MUST;
+/* Takes back the tail of the last feed, which was a draft: its first `kept` >= 1 tokens stay, with
+ * the bits that feeding only those would have left. KDA layers go back to the copy of their state
+ * and replay the recurrence on the inputs that were logged. */
+int kd_k3_seq_keep(struct kd_k3_seq *s, int64_t kept, struct kd_err *err) KD_MUST;
+/* Accounting of what several sequences hold together: counts each page once. by 1: this sequence
+ * is added; the bytes (KDA states and pages nobody added so far) that came with it. by -1: it is
+ * taken out; the bytes that went. One thread at a time over sequences that share pages. */
+int64_t kd_k3_seq_charge(struct kd_k3_seq *s, int by);
+/* State to bytes and back, exactly kd_k3_seq_bytes(s): layer by layer the KDA states or the cached
+ * rows, fp32 as in memory. `io` returns -1 with err filled to stop. A read sequence stands at
+ * `pos`; its bytes are used as they come: whoever stores them checks that they are the ones
+ * written. */
+int64_t kd_k3_seq_bytes(const struct kd_k3_seq *s);
+int kd_k3_seq_write(const struct kd_k3_seq *s,
+                    int (*io)(void *ctx, const void *data, int64_t bytes, struct kd_err *err),
+                    void *ctx, struct kd_err *err) KD_MUST;
+int kd_k3_seq_read(struct kd_k3_seq **out, const struct kd_k3_model *m, int64_t pos,
+                   int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err), void *ctx,
+                   struct kd_err *err) KD_MUST;
+/* 64 hex digits that change with the config, the names and shapes of the tensors, and samples of
+ * their bytes (some thousand tensors, spread evenly): tells models apart, is no proof of integrity.
+ */
+int kd_k3_fingerprint(const struct kd_k3_model *m, char out[65], struct kd_err *err) KD_MUST;
 /* Feeds ids to several sequences at once. want[i] rows of logits: 0 none, 1 last position, 2 all.
  * logits are written one after the other, [vocab] each. trace (may be NULL) gets each layer's
  * routing called as trace(ctx, layer, seq index, position, ids, w). */
@@ -199,9 +238,12 @@ struct kd_k3_feed {
     const int32_t *ids;
     int64_t count;
     int want;
+    bool draft; /* at most KD_K3_DRAFT_MAX ids, fed with the bits of one call for each, and
+                   kd_k3_seq_keep may take the last of them back */
 };
 struct kd_k3_options {
     int64_t experts_used; /* 0: the config's */
+    double expert_mass;   /* 0: off; else experts beyond this share of a token's weights are left */
     void (*trace)(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids,
                   const float *w);
     void *trace_ctx;

@@ -267,6 +267,53 @@ static void keep_conv(const struct kda_job *j, const struct kd_k3_seg *seg, int6
         }
 }
 
+/* A draft's way back: the head's state before it, and each token's raw rows. */
+static void undo_begin(const struct kda_job *j, const struct kd_k3_seg *seg, int64_t h,
+                       const struct kd_k3_undo *u)
+{
+    int64_t D = j->c->kda_dim, W = j->c->conv, ch = j->L->heads * D;
+    const float *const raw[3] = {j->q, j->k, j->v};
+    memcpy(u->S + h * D * D, seg->state->S + h * D * D, (size_t)(D * D) * sizeof(float));
+    for (int64_t i = 0; i < 3 * (W - 1); i++)
+        memcpy(u->conv + i * ch + h * D, seg->state->conv + i * ch + h * D,
+               (size_t)D * sizeof(float));
+    for (int s = 0; s < 3; s++)
+        for (int64_t t = 0; t < seg->count; t++)
+            memcpy(u->raw[s] + t * ch + h * D, raw[s] + (seg->first + t) * ch + h * D,
+                   (size_t)D * sizeof(float));
+}
+
+static void undo_token(const struct kda_job *j, const struct scratch *s, int64_t h, int64_t t,
+                       float beta, const struct kd_k3_undo *u)
+{
+    int64_t D = j->c->kda_dim, at = t * j->L->heads * D + h * D;
+    memcpy(u->k + at, s->k, (size_t)D * sizeof(float));
+    memcpy(u->v + at, s->v, (size_t)D * sizeof(float));
+    memcpy(u->alpha + at, s->g, (size_t)D * sizeof(float));
+    u->beta[t * j->L->heads + h] = beta;
+}
+
+void kd_k3_kda_replay(const struct kd_kern *k, const struct kd_k3_cfg *c, int64_t heads,
+                      struct kd_k3_state *s, int64_t h, int64_t kept)
+{
+    const struct kd_k3_undo u = kd_k3_undo_of(s, c, heads);
+    int64_t D = c->kda_dim, W = c->conv, ch = heads * D;
+    float *S = s->S + h * D * D;
+    memcpy(S, u.S + h * D * D, (size_t)(D * D) * sizeof(float));
+    for (int64_t t = 0; t < kept; t++) {
+        int64_t at = t * ch + h * D;
+        k->kda_step(S, u.k + at, u.k + at, u.v + at, u.alpha + at, u.beta[t * heads + h], D, D,
+                    u.out + h * D);
+    }
+    for (int i = 0; i < 3; i++)
+        for (int64_t n = 0; n < W - 1; n++) {
+            int64_t at = kept - (W - 1) + n;
+            const float *from = at >= 0 ? u.raw[i] + at * ch + h * D
+                                        : u.conv + (i * (W - 1) + W - 1 + at) * ch + h * D;
+            memcpy(s->conv + (i * (W - 1) + n) * ch + h * D, from, (size_t)D * sizeof(float));
+        }
+}
+
 static void head_item(void *ctx, int64_t item, int worker)
 {
     const struct kda_job *j = ctx;
@@ -274,9 +321,14 @@ static void head_item(void *ctx, int64_t item, int worker)
     const struct kd_k3_seg *seg = &j->segs[item / heads];
     struct scratch s = scratch_of(j, worker);
     float *S = seg->state->S + h * D * D;
+    struct kd_k3_undo undo = {0};
+    if (seg->draft) {
+        undo = kd_k3_undo_of(seg->state, j->c, heads);
+        undo_begin(j, seg, h, &undo);
+    }
     int64_t t = 0;
     while (t < seg->count) {
-        int64_t n = KD_K3_CHUNK - (seg->state->pos + t) % KD_K3_CHUNK;
+        int64_t n = seg->draft ? 1 : KD_K3_CHUNK - (seg->state->pos + t) % KD_K3_CHUNK;
         n = n < seg->count - t ? n : seg->count - t;
         const float *beta = j->beta + (seg->first + t) * heads + h;
         for (int64_t i = 0; i < n; i++)
@@ -284,6 +336,8 @@ static void head_item(void *ctx, int64_t item, int worker)
         float *o = s.p + n * D;
         if (n == 1) {
             j->kern->exp(s.g, s.g, D);
+            if (seg->draft)
+                undo_token(j, &s, h, t, *beta, &undo);
             j->kern->kda_step(S, s.q, s.k, s.v, s.g, *beta, D, D, o);
         } else {
             chunk(j->kern, n, D, beta, heads, S, &s);
@@ -342,6 +396,8 @@ int kd_k3_kda_core(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
     ea = buf + threads * j.mem_each;
     j.ea = ea;
     int rc = project(r, c, L, x, T, ea + L->heads, &j, err);
+    for (int64_t i = 0; i < seg_count && !rc; i++)
+        rc = segs[i].draft ? kd_k3_undo_reserve(segs[i].state, c, L->heads, err) : 0;
     if (!rc) {
         r->kern->exp(L->a_log, ea, L->heads);
         kd_pool_run(r->pool, seg_count * L->heads, head_item, &j);

@@ -63,6 +63,8 @@ static int routed(const struct kd_run *r, const struct kd_k3_cfg *c, const struc
                 kd_mat_mul(r, &L->routed_down, x, c->hidden, T, z, c->latent, err)
             ? -1
             : 0;
+    if (!rc && p && p->expert_mass > 0)
+        kd_k3_route_mass(c, T, p->expert_mass, ids, w);
     if (!rc && p && p->round_latents)
         for (int64_t i = 0; i < n; i++)
             z[i] = kd_bf16_f32(kd_f32_bf16(z[i]));

@@ -145,7 +145,7 @@ static void attend(const struct mla_job *j, const struct item *it, struct tile *
         t->max[i] = -INFINITY;
     for (int64_t s0 = 0; s0 < end; s0 += KD_K3_CTX_BLOCK) {
         int64_t n = end - s0 < KD_K3_CTX_BLOCK ? end - s0 : KD_K3_CTX_BLOCK;
-        const float *ctx = st->cache + s0 * t->width;
+        const float *ctx = kd_k3_row(st, s0, t->width);
         j->kern->mm_f32(t->q, t->width, t->rows, t->width, ctx, t->width, n, t->sc, t->rows);
         block_weights(j, it, t, s0, n, scale);
         j->kern->gemm_tn(t->sc, t->rows, ctx, t->width, n, t->rows, c->kv_lora, t->acc, c->kv_lora);
@@ -255,7 +255,7 @@ static int extend_cache(const struct kd_run *r, const struct kd_k3_cfg *c,
             return -1;
         for (int64_t t = 0; t < segs[s].count; t++) {
             const float *from = kv + (segs[s].first + t) * w;
-            float *to = st->cache + (st->pos + t) * w;
+            float *to = kd_k3_row(st, st->pos + t, w);
             r->kern->rmsnorm(from, L->kv_a_norm, c->eps_latent, c->kv_lora, to);
             memcpy(to + c->kv_lora, from + c->kv_lora, (size_t)c->rope * sizeof *to);
         }

@@ -3,21 +3,6 @@
 
 #include <string.h>
 
-struct kd_k3_model {
-    struct kd_ckpt *ck;
-    struct kd_k3_cfg cfg;
-    struct kd_run run;
-    struct kd_comm *comm;
-    struct kd_k3_layer *layers;
-    struct kd_k3_ends ends;
-    struct kd_store *store;
-};
-
-struct kd_k3_seq {
-    int64_t layers, pos;
-    struct kd_k3_state state[]; /* [layers] */
-};
-
 static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3_open *o,
                       struct kd_err *err)
 {
@@ -85,37 +70,6 @@ const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m)
     return m->ck;
 }
 
-int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct kd_err *err)
-{
-    struct kd_k3_seq *s;
-    *out = NULL;
-    if (kd_mem_zero(&s, (int64_t)sizeof *s + m->cfg.layers * (int64_t)sizeof s->state[0], 1,
-                    "sequence", err))
-        return -1;
-    s->layers = m->cfg.layers;
-    for (int64_t l = 0; l < s->layers; l++)
-        if (kd_k3_state_init(&s->state[l], &m->cfg, &m->layers[l], err)) {
-            kd_k3_seq_close(s);
-            return -1;
-        }
-    *out = s;
-    return 0;
-}
-
-void kd_k3_seq_close(struct kd_k3_seq *s)
-{
-    if (!s)
-        return;
-    for (int64_t l = 0; l < s->layers; l++)
-        kd_k3_state_release(&s->state[l]);
-    kd_mem_free(s);
-}
-
-int64_t kd_k3_seq_pos(const struct kd_k3_seq *s)
-{
-    return s->pos;
-}
-
 /* One pass: some tokens of some feeds, at most KD_K3_FORWARD_ROWS rows. */
 struct pass {
     const struct kd_k3_feed *feeds;
@@ -134,18 +88,21 @@ struct pass {
 };
 
 /* Chooses the tokens of the next pass. A feed that does not fit is cut at a multiple of the chunk,
- * so the cut changes no bits. */
+ * so the cut changes no bits; a draft stays whole. */
 static void next_pass(struct pass *p)
 {
     p->seg_count = p->rows = 0;
     for (int64_t f = 0; f < p->feed_count && p->rows < KD_K3_FORWARD_ROWS; f++) {
         const struct kd_k3_feed *feed = &p->feeds[f];
         int64_t take = feed->count - p->done[f], room = KD_K3_FORWARD_ROWS - p->rows;
+        if (take > room && feed->draft)
+            continue;
         if (take > room)
             take = room - (feed->seq->pos + room) % KD_K3_CHUNK;
         if (take <= 0)
             continue;
-        p->segs[p->seg_count] = (struct kd_k3_seg){.first = p->rows, .count = take};
+        p->segs[p->seg_count] =
+            (struct kd_k3_seg){.first = p->rows, .count = take, .draft = feed->draft};
         p->part[p->seg_count++] = f;
         memcpy(p->ids + p->rows, feed->ids + p->done[f], (size_t)take * sizeof *p->ids);
         p->rows += take;
@@ -166,8 +123,10 @@ static int run_layers(struct kd_k3_model *m, struct pass *p, struct kd_k3_stream
                       struct kd_err *err)
 {
     const struct kd_k3_options *o = p->o;
-    struct kd_k3_probe probe = {
-        .ids = p->topk, .w = p->weight, .experts_used = o ? o->experts_used : 0};
+    struct kd_k3_probe probe = {.ids = p->topk,
+                                .w = p->weight,
+                                .experts_used = o ? o->experts_used : 0,
+                                .expert_mass = o ? o->expert_mass : 0};
     for (int64_t l = 0; l < m->cfg.layers; l++) {
         for (int64_t s = 0; s < p->seg_count; s++)
             p->segs[s].state = &p->feeds[p->part[s]].seq->state[l];
@@ -231,6 +190,7 @@ static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct
     for (int64_t s = 0; !rc && s < p->seg_count; s++) {
         p->done[p->part[s]] += p->segs[s].count;
         p->feeds[p->part[s]].seq->pos += p->segs[s].count;
+        p->feeds[p->part[s]].seq->drafted = p->segs[s].draft ? p->segs[s].count : 0;
     }
     return rc;
 }
@@ -266,6 +226,9 @@ int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t
     int64_t rows = 0, left = 0;
     for (int64_t f = 0; f < count; f++) {
         left += feeds[f].count;
+        if (feeds[f].draft && feeds[f].count > KD_K3_DRAFT_MAX)
+            return kd_fail(err, KD_EINVAL, "a draft of %lld tokens: at most %d",
+                           (long long)feeds[f].count, KD_K3_DRAFT_MAX);
         for (int64_t g = 0; g < f; g++)
             if (feeds[g].seq == feeds[f].seq)
                 return kd_fail(err, KD_EINVAL, "one sequence is fed twice in a batch");

@@ -135,6 +135,33 @@ int kd_k3_route(const struct kd_run *r, const struct kd_k3_cfg *c, const struct 
     return rc;
 }
 
+void kd_k3_route_mass(const struct kd_k3_cfg *c, int64_t T, double mass, int32_t *ids, float *w)
+{
+    for (int64_t t = 0; t < T; t++, ids += c->topk, w += c->topk) {
+        float all = 0.0f, kept = 0.0f;
+        int64_t n = 0;
+        while (n < c->topk && ids[n] >= 0)
+            all += w[n++];
+        /* By weight, ties in the router's order; the router sorts by biased score. */
+        for (int64_t i = 1; i < n; i++)
+            for (int64_t j = i; j > 0 && w[j] > w[j - 1]; j--) {
+                float fw = w[j];
+                int32_t id = ids[j];
+                w[j] = w[j - 1];
+                ids[j] = ids[j - 1];
+                w[j - 1] = fw;
+                ids[j - 1] = id;
+            }
+        int64_t used = 0;
+        while (used < n && (used == 0 || (double)kept < mass * (double)all))
+            kept += w[used++];
+        for (int64_t i = 0; i < n; i++) {
+            ids[i] = i < used ? ids[i] : -1;
+            w[i] = i < used ? w[i] * (all / kept) : 0.0f;
+        }
+    }
+}
+
 /* Tokens by expert: expert e has the pairs start[e]..start[e+1]-1, in token order. */
 struct groups {
     int64_t *start; /* [experts + 1] */

@@ -268,10 +268,11 @@ static void layer_three(struct staged *g)
     must(kd_k3_q_latent(&g->f.run, &g->cfg, &g->L, g->x + 6 * 64, 1, cq, &err));
     must(kd_mat_mul(&g->f.run, &g->L.q_b, cq, 24, 1, qs, 72, &err));
     all_near(qs, q, 3, 2e-5, 4e-6, "layer 3 q");
-    must(kd_mat_mul(&g->f.run, &g->L.kv_b, g->state.cache + 6 * 48, 48, 1, kv, 96, &err));
+    must(kd_mat_mul(&g->f.run, &g->L.kv_b, kd_k3_state_row(&g->state, &g->cfg, 6), 48, 1, kv, 96,
+                    &err));
     all_near(kv, k, 3, 2e-5, 1e-5, "layer 3 k_nope");
     all_near(kv + 16, v, 3, 2e-5, 4e-6, "layer 3 v");
-    all_near(g->state.cache + 6 * 48 + 40, pe, 3, 2e-5, 4e-6, "layer 3 k_pe");
+    all_near(kd_k3_state_row(&g->state, &g->cfg, 6) + 40, pe, 3, 2e-5, 4e-6, "layer 3 k_pe");
     all_near(g->a + 6 * 64, out, 3, 2e-5, 1e-5, "layer 3 attention");
 }
 
