@@ -7,25 +7,30 @@
 #include <math.h>
 #include <string.h>
 
-enum { ROUNDS = 2, PANEL = 512, STRIP = 128 };
+enum { ROUNDS = 2, PANEL = 512, STRIP = 128, COLUMNS = 16 };
 
 struct refit_job {
     struct kd_exl3_work *q;
-    const float *x; /* [k][n] */
-    float *panel;   /* [k][PANEL] H x, or [STRIP][k] x transposed */
+    const float *x, *y; /* [k][n], or y [k][PANEL] */
+    int64_t ldy;
+    float *panel; /* [k][PANEL] H x, or [STRIP][k] x transposed */
     int64_t first, width;
     double *out;
+    double *row; /* [k] */
+    float *change;
 };
 
-/* panel column c: sum of x .* panel over rows. */
-static void panel_dot_item(void *ctx, int64_t c, int worker)
+/* out[c] = sum over rows of x[.][first + c] y[.][c], COLUMNS of them an item. */
+static void column_dot_item(void *ctx, int64_t item, int worker)
 {
     (void)worker;
     const struct refit_job *j = ctx;
-    double sum = 0.0;
+    const float *x = j->x + j->first + item * COLUMNS, *y = j->y + item * COLUMNS;
+    double sum[COLUMNS] = {0};
     for (int64_t i = 0; i < j->q->k; i++)
-        sum += (double)j->x[i * j->q->n + j->first + c] * (double)j->panel[i * PANEL + c];
-    j->out[j->first + c] = sum;
+        for (int64_t c = 0; c < COLUMNS; c++)
+            sum[c] += (double)x[i * j->q->n + c] * (double)y[i * j->ldy + c];
+    memcpy(j->out + j->first + item * COLUMNS, sum, sizeof sum);
 }
 
 /* out[c] = x_c^T H x_c for every column. */
@@ -34,12 +39,14 @@ static int column_quads(struct kd_exl3_work *q, const float *x, double *out, str
     struct refit_job j = {.q = q, .x = x, .out = out};
     if (kd_mem_new(&j.panel, q->k * PANEL, sizeof *j.panel, "refit", err))
         return -1;
+    j.y = j.panel;
+    j.ldy = PANEL;
     for (j.first = 0; j.first < q->n; j.first += PANEL) {
         j.width = q->n - j.first < PANEL ? q->n - j.first : PANEL;
         memset(j.panel, 0, (size_t)(q->k * PANEL) * sizeof *j.panel);
         kd_la_gemm_tn(q->run, q->h->h, q->k, x + j.first, q->n, q->k, q->k, j.width, j.panel,
                       PANEL);
-        kd_pool_run(q->run->pool, j.width, panel_dot_item, &j);
+        kd_pool_run(q->run->pool, j.width / COLUMNS, column_dot_item, &j);
     }
     kd_mem_free(j.panel);
     return 0;
@@ -66,25 +73,37 @@ static float refit_one(float *scale, double factor)
     return change;
 }
 
+/* Row i of q->t times a factor for each column. */
+static void change_item(void *ctx, int64_t i, int worker)
+{
+    (void)worker;
+    const struct refit_job *j = ctx;
+    float *t = j->q->t + i * j->q->n;
+    for (int64_t c = 0; c < j->q->n; c++)
+        t[c] *= j->change[c];
+}
+
 static int refit_columns(struct kd_exl3_work *q, struct kd_err *err)
 {
-    double *quad;
-    if (kd_mem_new(&quad, q->n, sizeof *quad, "refit", err))
-        return -1;
-    if (column_quads(q, q->t, quad, err)) {
-        kd_mem_free(quad);
-        return -1;
-    }
-    for (int64_t c = 0; c < q->n; c++) {
-        double dot = 0.0;
-        for (int64_t i = 0; i < q->k; i++)
-            dot += (double)q->t[i * q->n + c] * (double)q->r[i * q->n + c];
-        float change = refit_one(&q->sv[c], dot / quad[c]);
-        for (int64_t i = 0; i < q->k && change != 1.0f; i++)
-            q->t[i * q->n + c] *= change;
-    }
+    double *quad = NULL, *dot = NULL;
+    struct refit_job j = {.q = q, .x = q->t, .y = q->r, .ldy = q->n};
+    int rc = -1;
+    if (kd_mem_new(&quad, q->n, sizeof *quad, "refit", err) ||
+        kd_mem_new(&dot, q->n, sizeof *dot, "refit", err) ||
+        kd_mem_new(&j.change, q->n, sizeof *j.change, "refit", err) ||
+        column_quads(q, q->t, quad, err))
+        goto out;
+    j.out = dot;
+    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
+    for (int64_t c = 0; c < q->n; c++)
+        j.change[c] = refit_one(&q->sv[c], dot[c] / quad[c]);
+    kd_pool_run(q->run->pool, q->k, change_item, &j);
+    rc = 0;
+out:
     kd_mem_free(quad);
-    return 0;
+    kd_mem_free(dot);
+    kd_mem_free(j.change);
+    return rc;
 }
 
 static void strip_item(void *ctx, int64_t i, int worker)
@@ -95,26 +114,38 @@ static void strip_item(void *ctx, int64_t i, int worker)
         j->panel[c * j->q->k + i] = j->x[i * j->q->n + j->first + c];
 }
 
-/* q->l = (Q Q^T) o H + 1e-6 mean diagonal, each with its scale taken out so that fp32 holds it. */
-static int row_system(struct kd_exl3_work *q, struct kd_err *err)
+/* Row i of the system: the Gram matrix times H, and the right side in row[i]. */
+static void system_item(void *ctx, int64_t i, int worker)
+{
+    (void)worker;
+    const struct refit_job *j = ctx;
+    const struct kd_exl3_work *q = j->q;
+    for (int64_t c = i; c < q->k; c++)
+        q->l[i * q->k + c] *= q->h->h[i * q->k + c];
+    double dot = 0.0;
+    for (int64_t c = 0; c < q->n; c++)
+        dot += (double)q->t[i * q->n + c] * (double)q->r[i * q->n + c];
+    j->row[i] = dot;
+}
+
+/* q->l = (Q Q^T) o H + 1e-6 mean diagonal; row = rowsum(Q o (H W)). */
+static int row_system(struct kd_exl3_work *q, double *row, struct kd_err *err)
 {
     int64_t k = q->k;
-    struct refit_job j = {.q = q, .x = q->t};
+    struct refit_job j = {.q = q, .x = q->t, .row = row};
     if (kd_mem_new(&j.panel, STRIP * k, sizeof *j.panel, "refit", err))
         return -1;
     memset(q->l, 0, (size_t)(k * k) * sizeof *q->l);
+    j.width = STRIP;
     for (j.first = 0; j.first < q->n; j.first += STRIP) {
-        j.width = STRIP;
         kd_pool_run(q->run->pool, k, strip_item, &j);
         kd_la_syrk(q->run, j.panel, k, STRIP, k, q->l, k);
     }
     kd_mem_free(j.panel);
+    kd_pool_run(q->run->pool, k, system_item, &j);
     double mean = 0.0;
-    for (int64_t i = 0; i < k; i++) {
-        for (int64_t c = i; c < k; c++)
-            q->l[i * k + c] *= q->h->h[i * k + c];
+    for (int64_t i = 0; i < k; i++)
         mean += (double)q->l[i * k + i];
-    }
     float add = (float)(1e-6 * mean / (double)k);
     for (int64_t i = 0; i < k; i++)
         q->l[i * k + i] += add;
@@ -124,20 +155,17 @@ static int row_system(struct kd_exl3_work *q, struct kd_err *err)
 static int refit_rows(struct kd_exl3_work *q, struct kd_err *err)
 {
     int64_t k = q->k, n = q->n;
-    float *rhs;
-    if (kd_mem_new(&rhs, k, sizeof *rhs, "refit", err))
-        return -1;
-    int rc = row_system(q, err);
-    for (int64_t i = 0; i < k && !rc; i++) {
-        double dot = 0.0;
-        for (int64_t c = 0; c < n; c++)
-            dot += (double)q->t[i * n + c] * (double)q->r[i * n + c];
-        /* A row without weights or activations keeps its scale. */
-        bool dead = q->su[i] == 0.0f || q->h->h[i * k + i] == 0.0f;
-        rhs[i] = dead ? q->l[i * k + i] : (float)dot;
-    }
-    /* Too singular a system: the scales stay as they are. */
-    bool good = !rc && !kd_la_solve(q->run, q->l, k, rhs, NULL);
+    double *row = NULL;
+    float *rhs = NULL;
+    int rc = -1;
+    if (kd_mem_new(&row, k, sizeof *row, "refit", err) ||
+        kd_mem_new(&rhs, k, sizeof *rhs, "refit", err) || row_system(q, row, err))
+        goto out;
+    /* A row without weights or activations keeps its scale. */
+    for (int64_t i = 0; i < k; i++)
+        rhs[i] = q->su[i] == 0.0f || q->h->h[i * k + i] == 0.0f ? q->l[i * k + i] : (float)row[i];
+    /* Too singular a system, or a scale that would turn round: all stay as they are. */
+    bool good = !kd_la_solve(q->run, q->l, k, rhs, NULL);
     for (int64_t i = 0; i < k && good; i++)
         good = isfinite(rhs[i]) && rhs[i] > 0.0f;
     for (int64_t i = 0; i < k && good; i++) {
@@ -145,6 +173,9 @@ static int refit_rows(struct kd_exl3_work *q, struct kd_err *err)
         for (int64_t c = 0; c < n && change != 1.0f; c++)
             q->t[i * n + c] *= change;
     }
+    rc = 0;
+out:
+    kd_mem_free(row);
     kd_mem_free(rhs);
     return rc;
 }
