@@ -6,4 +6,5 @@ set(CMAKE_FIND_ROOT_PATH /usr/aarch64-linux-gnu)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
 set(ENV{PKG_CONFIG_LIBDIR} /usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig)
-set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64;-cpu;max,sve-default-vector-length=16;-L;/usr/aarch64-linux-gnu;-E;LD_LIBRARY_PATH=/usr/lib/aarch64-linux-gnu)
+# -L /: the arm64 packages stand beside the host's; threads hang with the cross sysroot alone.
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64;-cpu;max,sve-default-vector-length=16;-L;/)

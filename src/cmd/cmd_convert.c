@@ -116,6 +116,8 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
     if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
         kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
         return kd_wrap(err, "%s/config.json", src);
+    if (kd_k3_known(&w->cfg, w->ck, err))
+        return kd_wrap(err, "%s", src);
     if (o.latent_eps > 0)
         w->cfg.eps_latent = (float)o.latent_eps;
     bool small = w->cfg.hidden < 1024;

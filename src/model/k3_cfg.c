@@ -441,7 +441,7 @@ static int check_quantization(const struct kd_json *q, struct kd_err *err)
     char shown[64];
     const char *method = kd_json_text(kd_json_get(q, "quant_method"), NULL);
     const char *format = kd_json_text(kd_json_get(q, "format"), NULL);
-    if (method && !strcmp(method, "exl3"))
+    if (method && (!strcmp(method, "exl3") || !strcmp(method, "exl3-masked")))
         return 0;
     if (!method || strcmp(method, "compressed-tensors") != 0)
         return kd_fail(err, KD_ENOTSUP,
