@@ -1,7 +1,7 @@
 /* Positions in, figures out. */
 #include "base/mem.h"
 #include "gate/check.h"
-#include "gate/logsum.h"
+#include "num/logsum.h"
 
 #include <string.h>
 

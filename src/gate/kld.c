@@ -1,6 +1,6 @@
 #include "gate/kld.h"
 
-#include "gate/logsum.h"
+#include "num/logsum.h"
 
 #include <math.h>
 
@@ -45,18 +45,18 @@ void kd_kld_pos(const float *src, const float *dst, int64_t vocab, int32_t next,
     for (int64_t i = 0; i < whole; i += LANES)
         for (int l = 0; l < LANES; l++) {
             double a = (double)src[i + l] - maxa, b = (double)dst[i + l] - maxb;
-            double ea = kd_gate_exp(a);
+            double ea = kd_exp64(a);
             sa[l] += ea;
-            sb[l] += kd_gate_exp(b);
+            sb[l] += kd_exp64(b);
             sd[l] += ea * (a - b);
         }
     for (int64_t i = whole; i < vocab; i++) {
-        double a = (double)src[i] - maxa, b = (double)dst[i] - maxb, ea = kd_gate_exp(a);
+        double a = (double)src[i] - maxa, b = (double)dst[i] - maxb, ea = kd_exp64(a);
         sa[i - whole] += ea;
-        sb[i - whole] += kd_gate_exp(b);
+        sb[i - whole] += kd_exp64(b);
         sd[i - whole] += ea * (a - b);
     }
-    double za = fold(sa), la = kd_gate_log(za), lb = kd_gate_log(fold(sb));
+    double za = fold(sa), la = kd_log64(za), lb = kd_log64(fold(sb));
     double kld = fold(sd) / za - (la - lb);
     out->kld = kld > 0 ? kld : 0; /* rounding can leave -1e-17 */
     if (out->has_next) {
@@ -95,7 +95,7 @@ static double ppl(const struct kd_pos *pos, int64_t count, bool dst)
             sum += dst ? pos[i].nll_dst : pos[i].nll_src;
             n++;
         }
-    return n > 0 ? kd_gate_exp(sum / (double)n) : 0;
+    return n > 0 ? kd_exp64(sum / (double)n) : 0;
 }
 
 double kd_ppl_src(const struct kd_pos *pos, int64_t count)

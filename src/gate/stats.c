@@ -2,7 +2,7 @@
 
 #include "base/mem.h"
 #include "base/rand.h"
-#include "gate/logsum.h"
+#include "num/logsum.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -102,8 +102,8 @@ double kd_stats_mcnemar(int64_t lost, int64_t gained)
     double term = -(double)n * 0.6931471805599453, tail = 0;
     for (int64_t i = 0; i <= few; i++) {
         if (i > 0)
-            term += kd_gate_log((double)(n - i + 1)) - kd_gate_log((double)i);
-        tail += kd_gate_exp(term);
+            term += kd_log64((double)(n - i + 1)) - kd_log64((double)i);
+        tail += kd_exp64(term);
     }
     return tail * 2 > 1 ? 1 : tail * 2;
 }

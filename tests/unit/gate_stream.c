@@ -3,8 +3,8 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "gate/check.h"
-#include "gate/logsum.h"
 #include "model/k3.h"
+#include "num/logsum.h"
 #include "text/corpus.h"
 
 #include <setjmp.h>

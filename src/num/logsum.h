@@ -1,15 +1,15 @@
 /* exp and log in double with + - * / alone, so that a figure is the same on every machine, whatever
  * its C library. Both are within 2 ulp; branch-free where a compiler should make vectors of them.
  */
-#ifndef KD_GATE_LOGSUM_H
-#define KD_GATE_LOGSUM_H
+#ifndef KD_NUM_LOGSUM_H
+#define KD_NUM_LOGSUM_H
 
 #include <stdint.h>
 #include <string.h>
 
 /* exp(x) for x <= 700; below -708 the value of -708 (3e-308, nothing beside a sum of at least 1).
  */
-static inline double kd_gate_exp(double x)
+static inline double kd_exp64(double x)
 {
     static const double l2e = 1.4426950408889634, hi = 6.93147180369123816490e-01,
                         lo = 1.90821492927058770002e-10, magic = 6755399441055744.0;
@@ -40,7 +40,7 @@ static inline double kd_gate_exp(double x)
 }
 
 /* Natural logarithm of a positive normal number. */
-static inline double kd_gate_log(double x)
+static inline double kd_log64(double x)
 {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
