@@ -28,7 +28,7 @@ const struct kd_cmd *const kd_cmds[] = {
 #define X(name) &kd_cmd_##name,
     KD_COMMANDS(X)
 #undef X
-    NULL};
+        NULL};
 
 volatile int kd_cmd_stop;
 
@@ -82,31 +82,40 @@ static const struct kd_cmd *find(const char *name)
     return NULL;
 }
 
-static int run_command(const struct kd_cmd *cmd, int argc, const char **argv)
+static int run_parsed(const struct kd_cmd *cmd, int count, const char **args, bool help,
+                      struct kd_err *err)
 {
-    struct kd_err err = {.code = KD_OK};
-    const char *args[64] = {NULL};
-    int count;
-    bool help;
-    if (kd_opt_parse(cmd, argc, argv, args, &count, &help, &err)) {
-        fprintf(stderr, "kondense %s: %s\n", cmd->name, err.msg);
-        return kd_err_exit(&err);
-    }
     if (help) {
         struct kd_buf b;
         kd_buf_init(&b, 1 << 20);
         kd_opt_help(&b, cmd);
         return print(&b);
     }
-    int rc = cmd->run(count, args, &err);
+    int rc = cmd->run(count, args, err);
     kd_progress_end();
     if (!rc && (fflush(stdout) || ferror(stdout)))
-        rc = kd_fail(&err, KD_EIO, "cannot write the result to standard output");
-    if (rc) {
+        rc = kd_fail(err, KD_EIO, "cannot write the result to standard output");
+    if (!rc)
+        return KD_EXIT_DONE;
+    fprintf(stderr, "kondense %s: %s\n", cmd->name, err->msg);
+    return kd_err_exit(err);
+}
+
+static int run_command(const struct kd_cmd *cmd, int argc, const char **argv)
+{
+    struct kd_err err = {.code = KD_OK};
+    const char *args[64] = {NULL};
+    int count, code;
+    bool help;
+    if (kd_opt_parse(cmd, argc, argv, args, &count, &help, &err)) {
         fprintf(stderr, "kondense %s: %s\n", cmd->name, err.msg);
-        return kd_err_exit(&err);
+        code = kd_err_exit(&err);
+    } else {
+        code = run_parsed(cmd, count, args, help, &err);
     }
-    return KD_EXIT_DONE;
+    for (int i = 0; i < count; i++)
+        free((void *)(uintptr_t)args[i]);
+    return code;
 }
 
 int kd_main(int argc, const char **argv)
