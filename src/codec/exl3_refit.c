@@ -205,7 +205,8 @@ static double squares(const float *x, int64_t count)
     return sum;
 }
 
-int kd_exl3_figures(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_err *err)
+int kd_exl3_figures(struct kd_exl3_work *q, bool refitted, struct kd_quant_out *out,
+                    struct kd_err *err)
 {
     int64_t count = q->k * q->n;
     for (int64_t i = 0; i < count; i++)
@@ -215,15 +216,17 @@ int kd_exl3_figures(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_
     out->proxy = -1.0;
     if (!q->h)
         return 0;
-    double *quad;
-    if (kd_mem_new(&quad, q->n, sizeof *quad, "error figures", err))
+    if (!refitted)
+        weigh(q);
+    double *sums;
+    if (kd_mem_new(&sums, q->n, sizeof *sums, "error figures", err))
         return -1;
-    int rc = column_quads(q, q->t, quad, err);
-    double error = sum_of(quad, q->n);
-    rc = rc || column_quads(q, q->w, quad, err) ? -1 : 0;
-    double whole = sum_of(quad, q->n);
+    struct refit_job j = {.q = q, .x = q->w, .y = q->r, .ldy = q->n, .out = sums};
+    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
+    double whole = sum_of(sums, q->n);
+    int rc = column_quads(q, q->t, sums, err);
     if (!rc)
-        out->proxy = whole > 0.0 ? error / whole : 0.0;
-    kd_mem_free(quad);
+        out->proxy = whole > 0.0 ? sum_of(sums, q->n) / whole : 0.0;
+    kd_mem_free(sums);
     return rc;
 }

@@ -69,7 +69,8 @@ int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale,
 
 /* exl3_refit.c, both with q->t the decoded weights in the original basis. */
 int kd_exl3_refit(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
-/* proxy and rel_fro; destroys q->t. */
-int kd_exl3_figures(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_err *err) KD_MUST;
+/* proxy and rel_fro; destroys q->t. refitted: q->r is H W already. */
+int kd_exl3_figures(struct kd_exl3_work *q, bool refitted, struct kd_quant_out *out,
+                    struct kd_err *err) KD_MUST;
 
 #endif

@@ -99,9 +99,10 @@ static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_er
     if (kd_exl3_ldlq(q, feedback, &out->mse, err))
         return -1;
     kd_exl3_unrotate(q, q->t);
-    if (q->h && recipe->refit && !q->zero && kd_exl3_refit(q, err))
+    bool refit = q->h && recipe->refit && !q->zero;
+    if (refit && kd_exl3_refit(q, err))
         return -1;
-    return kd_exl3_figures(q, out, err);
+    return kd_exl3_figures(q, refit, out, err);
 }
 
 static int out_open(struct kd_quant_out *out, const struct kd_exl3_work *q, struct kd_err *err)

@@ -8,10 +8,11 @@
 
 #include "kern/mat.h"
 
-enum { KD_LA_BLOCK = 64 };
+enum { KD_LA_BLOCK = 96 };
 
 /* h[i*ldh + j] (i, j < k) += sum over t of x[t*ldx + i] x[t*ldx + j], each entry an fma chain over
- * ascending row. Only the upper triangle in 64-blocks is computed; kd_la_mirror makes it whole. */
+ * ascending row. Only the upper triangle, in blocks of KD_LA_BLOCK, is computed; kd_la_mirror makes
+ * it whole. */
 void kd_la_syrk(const struct kd_run *run, const float *x, int64_t ldx, int64_t T, int64_t k,
                 float *h, int64_t ldh);
 /* Copies the upper triangle (k x k) to the lower one. */

@@ -4,8 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Panels are packed so that the kernel walks one cache-resident strip: CHUNK rows of BLOCK floats.
- */
+/* BLOCK is a multiple of every kernel's tile of c; CHUNK rows are negated at a time. */
 enum { BLOCK = KD_LA_BLOCK, CHUNK = 128, SUB = 16 };
 
 static int64_t min64(int64_t a, int64_t b)
@@ -18,32 +17,22 @@ static int64_t blocks_of(int64_t n)
     return (n + BLOCK - 1) / BLOCK;
 }
 
-static void pack(float *out, const float *x, int64_t ldx, int64_t rows, int64_t cols, bool minus)
-{
-    for (int64_t r = 0; r < rows; r++) {
-        const float *in = x + r * ldx;
-        float *o = out + r * BLOCK;
-        if (minus)
-            for (int64_t c = 0; c < cols; c++)
-                o[c] = -in[c];
-        else
-            memcpy(o, in, (size_t)cols * sizeof *o);
-    }
-}
-
 /* One block of c, at most BLOCK x BLOCK: c += a^T b, or c -= a^T b (negation is exact). */
 static void tn_block(const struct kd_kern *kern, const float *a, int64_t lda, const float *b,
                      int64_t ldb, int64_t S, int64_t I, int64_t J, float *c, int64_t ldc,
                      bool minus)
 {
-    _Alignas(64) float pa[CHUNK * BLOCK], pb[CHUNK * BLOCK];
-    bool same = a == b && lda == ldb && I == J && !minus;
+    if (!minus) {
+        kern->gemm_tn(a, lda, b, ldb, S, I, J, c, ldc);
+        return;
+    }
+    _Alignas(64) float less[CHUNK * BLOCK];
     for (int64_t s = 0; s < S; s += CHUNK) {
         int64_t rows = min64(CHUNK, S - s);
-        pack(pa, a + s * lda, lda, rows, I, minus);
-        if (!same)
-            pack(pb, b + s * ldb, ldb, rows, J, false);
-        kern->gemm_tn(pa, BLOCK, same ? pa : pb, BLOCK, rows, I, J, c, ldc);
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t i = 0; i < I; i++)
+                less[r * BLOCK + i] = -a[(s + r) * lda + i];
+        kern->gemm_tn(less, BLOCK, b + s * ldb, ldb, rows, I, J, c, ldc);
     }
 }
 
