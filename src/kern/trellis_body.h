@@ -8,27 +8,26 @@
  * and the 2^a results are interleaved on their way out. From a = 5 on, all lanes of successive e
  * share their in-edges, which are broadcast; the table is then [e / LANES][b][lane].
  *
- * Costs. Three forms, by the unit of cost u = grid / 2^(shift/2), all equal to
- * cost + round(D^2 / 2^shift), of which all that is over KD_SEARCH_CAP is alike:
- *   FORM_TRUNC  u < 12  cost * 2^f + 2^(f-1) plus a truncated product with f more bits. Only the
- *               minimum needs its surplus bits cleaned: a candidate is a minimum iff it is at most
- *               the minimum with those bits set. Differences over 6.6 / 2^shift may wrap: what they
- *               wrap to is still over the limit.
- *   FORM_ROUND  u <= 64  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at
- *               (-32768)^2 it gives 32768, which as an unsigned number is over the limit
- *   FORM_EXACT  else    cost * 64 plus 32 plus min(|D|, 255)^2, saturated; the low six bits then take
- *               the branch. (255^2 is over the limit, so cutting |D| there changes nothing.)
+ * Costs. Three forms, by the grid, all equal to cost + round(D^2 / 64), of which all that is over
+ * KD_SEARCH_CAP is alike:
+ *   FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product with f more bits; the minimum is cleaned
+ *               of its surplus bits, candidates need not be
+ *   FORM_ROUND  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at (-32768)^2 it gives
+ *               32768, which as an unsigned number is over the limit
+ *   FORM_EXACT  cost * 64 + 32 plus min(|D|, 255)^2, saturated; (255^2 is over the limit, so cutting
+ *               |D| there changes nothing)
  *
- * Primitives: LANES, TILES, STEP_TRACE, TRUNC_BITS, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub,
- * vi_sub_sat, vi_and, vi_or, vi_min (signed), vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc,
- * vi_trunc_full, vi_trunc_clean, vi_round, vi_square, vi_label,
- * vi_zip_lo, vi_zip_hi, vi_store_row, store_bytes, natural_values, trunc_trace_bytes, trunc_record,
- * trunc_branch, round_trace_bytes, struct round_trace, round_begin, round_note, round_end,
- * round_branch. */
+ * Branches are not recorded. The costs before every few positions (a segment) are kept instead, and
+ * the way back evaluates again the few states of a segment that lead to its known end.
+ *
+ * Primitives: LANES, TILES, TRUNC_BITS, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat,
+ * vi_min (signed), vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
+ * vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi, vi_store_row, natural_values. */
 #include "kern/exl3_ring.h"
 #include "kern/trellis_scratch.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #define FLAT static inline __attribute__((always_inline))
 
@@ -36,7 +35,6 @@ enum form { FORM_TRUNC, FORM_ROUND, FORM_EXACT };
 
 enum {
     TRUNC_ONE = 1 << TRUNC_BITS,
-    TRUNC_CAP = KD_SEARCH_CAP * TRUNC_ONE + TRUNC_ONE - 1, /* the limit with its surplus bits set */
     TRUNC_SHIFT = 5 + TRUNC_BITS / 2, /* from the grid to the table's scale */
     ROUND_SHIFT = 4,
     /* Largest grids: targets must fit 16 bits once shifted. */
@@ -52,10 +50,13 @@ struct search {
     struct kd_search_grid grid;
     enum form form;
     bool wrap;
-    int shift; /* from the grid to the table's scale */
+    int shift;        /* from the grid to the table's scale */
+    unsigned segment; /* positions */
     struct kd_trellis_scratch *m;
-    int now; /* which cost array holds the costs */
+    const uint16_t *in[TILES]; /* costs before the position at hand, and after */
+    uint16_t *out[TILES];
     int16_t target[256][TILES];
+    int low[256][TILES]; /* what was subtracted after a position */
 };
 
 FLAT unsigned bits_in(const struct search *s, unsigned p)
@@ -73,15 +74,22 @@ FLAT int16_t *table_of(const struct search *s, unsigned in, unsigned out)
     return s->m->value[2 * (in - s->rate.base) + (out - s->rate.base)];
 }
 
-FLAT uint8_t *trace_of(const struct search *s, int tile, unsigned p)
+/* The costs kept before a segment's first position. */
+FLAT uint16_t *kept(const struct search *s, int tile, unsigned p)
 {
-    return s->m->trace + (int64_t)(tile * 256 + (int)p) * STEP_TRACE;
+    size_t edges = 65536u >> s->rate.base;
+    return (uint16_t *)(void *)s->m->kept[tile] + p / s->segment * edges;
 }
 
 /* A cost as it is stored. */
 FLAT int stored(enum form f, int cost)
 {
     return f == FORM_TRUNC ? cost * TRUNC_ONE + TRUNC_ONE / 2 : f == FORM_ROUND ? cost : cost * 64 + 32;
+}
+
+FLAT int unstored(enum form f, int cost)
+{
+    return f == FORM_TRUNC ? cost >> TRUNC_BITS : f == FORM_ROUND ? cost : cost >> 6;
 }
 
 /* Interleaves v[0..count-1] element by element into LANES * count values. */
@@ -100,139 +108,90 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-FLAT void step_trunc(struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap,
-                     const bool record)
+FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap)
 {
     const unsigned spread = 65536u >> (a + c), branches = 1u << c, group = 1u << a;
-    const int16_t *table = table_of(s, a, c);
-    const vi cap = vi_set1(TRUNC_CAP);
+    const int16_t *v = table_of(s, a, c);
+    const vi cap = vi_set1(stored(FORM_TRUNC, KD_SEARCH_CAP));
 
-    for (unsigned i = 0; i < spread; i += LANES) {
+    for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
         for (int t = 0; t < TILES; t++) {
-            const uint16_t *from = s->m->cost[t][s->now] + i;
-            const int16_t *v = table + ((size_t)i << (a + c));
-            uint8_t *trace = trace_of(s, t, p) + (i / LANES << a) * trunc_trace_bytes(c);
             const vi w = vi_set1(s->target[p][t]);
             vi cost[16], out[16];
 
             for (unsigned b = 0; b < branches; b++)
-                cost[b] = vi_load(from + b * spread);
+                cost[b] = vi_load(s->in[t] + i + b * spread);
 #pragma GCC unroll 16
             for (unsigned l = 0; l < group; l++) {
-                vi x[16], m[16];
+                vi m[16];
 #pragma GCC unroll 16
                 for (unsigned b = 0; b < branches; b++) {
                     vi value = vi_load(v + (l * branches + b) * LANES);
-                    vi d = wrap ? vi_sub(value, w) : vi_sub_sat(value, w);
-                    m[b] = x[b] = vi_add(cost[b], vi_trunc(d));
+                    m[b] = vi_add(cost[b], vi_trunc(wrap ? vi_sub(value, w) : vi_sub_sat(value, w)));
                 }
 #pragma GCC unroll 4
                 for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
                     for (unsigned b = 0; b < n; b++)
                         m[b] = vi_min(m[2 * b], m[2 * b + 1]);
-                m[0] = vi_min(m[0], cap);
-                if (record)
-                    trunc_record(trace + l * trunc_trace_bytes(c), x, branches, vi_trunc_full(m[0]));
-                out[l] = vi_trunc_clean(m[0]);
+                out[l] = vi_min(vi_trunc_clean(m[0]), cap);
             }
-            interleave(out, group, s->m->cost[t][s->now ^ 1] + ((size_t)i << a));
+            interleave(out, group, s->out[t] + ((size_t)i << a));
         }
-    }
 }
 
-/* One vector of out-edges by FORM_ROUND; `wide` costs are single values. */
-FLAT vi vector_round(const int16_t *v, const uint16_t *from, unsigned spread, unsigned branches, vi w,
-                     const bool wide, const bool record, uint8_t *trace)
+/* One vector of out-edges; `wide` costs are single values. */
+FLAT vi vector_run(const enum form f, const int16_t *v, const uint16_t *from, unsigned spread,
+                   unsigned branches, vi w, const bool wide)
 {
-    vi m = vi_set1(KD_SEARCH_CAP + 1);
-    struct round_trace r = round_begin(branches);
+    vi m[2] = {vi_set1(-1), vi_set1(-1)};
 
-    for (unsigned b = 0; b < branches; b++) {
-        vi cost = wide ? vi_set1((int16_t)from[b * spread]) : vi_load(from + b * spread);
-        vi x = vi_add(cost, vi_round(vi_sub_sat(vi_load(v + b * LANES), w)));
-        if (record)
-            round_note(&r, trace, b, x, m);
-        m = vi_minu(m, x);
-    }
-    if (record)
-        round_end(&r, trace);
-    return vi_minu(m, vi_set1(KD_SEARCH_CAP));
-}
-
-/* The same by FORM_EXACT. Branches over 64 go in groups, whose number is kept apart. */
-FLAT vi vector_exact(const int16_t *v, const uint16_t *from, unsigned spread, unsigned branches, vi w,
-                     const bool wide, const bool record, uint8_t *trace)
-{
-    const vi label = vi_set1(63), clean = vi_set1(~63);
-    /* One over the limit, with the last branch. */
-    vi best = vi_set1((KD_SEARCH_CAP + 1) * 64 + (int)((branches - 1) % 64));
-    vi top = vi_set1((int)((branches - 1) / 64 * 64));
-
-    for (unsigned g = 0; g < branches; g += 64) {
-        unsigned count = branches - g < 64 ? branches - g : 64;
-        vi m = vi_set1(-1);
-        for (unsigned k = 0; k < count; k++) {
-            unsigned b = g + k;
-            vi cost = wide ? vi_set1((int16_t)from[b * spread]) : vi_load(from + b * spread);
-            vi x = vi_addu_sat(cost, vi_square(vi_load(v + b * LANES), w));
-            m = vi_minu(m, vi_label(x, label, vi_set1((int16_t)k)));
+    for (unsigned b = 0; b < branches; b += 2)
+#pragma GCC unroll 2
+        for (unsigned k = 0; k < 2; k++) {
+            vi cost = wide ? vi_set1((int16_t)from[(b + k) * spread]) : vi_load(from + (b + k) * spread);
+            vi value = vi_load(v + (b + k) * LANES);
+            vi x = f == FORM_ROUND ? vi_add(cost, vi_round(vi_sub_sat(value, w)))
+                                   : vi_addu_sat(cost, vi_square(value, w));
+            m[k] = vi_minu(m[k], x);
         }
-        vi known = vi_and(best, clean);
-        top = vi_less_u(m, known, vi_set1((int16_t)g), top);
-        best = vi_less_u(m, known, m, best);
-    }
-    if (record)
-        store_bytes(trace, vi_or(vi_and(best, label), top));
-    return vi_or(vi_minu(vi_and(best, clean), vi_set1(KD_SEARCH_CAP * 64)), vi_set1(32));
+    m[0] = vi_minu(m[0], m[1]);
+    return vi_minu(f == FORM_ROUND ? m[0] : vi_exact_clean(m[0]), vi_set1(stored(f, KD_SEARCH_CAP)));
 }
 
-FLAT void step_run(struct search *s, unsigned p, const enum form f, const bool record)
+FLAT void step_run(const struct search *s, unsigned p, const enum form f)
 {
     unsigned a = bits_in(s, p), c = bits_out(s, p), spread = 65536u >> (a + c), branches = 1u << c;
-    unsigned bytes = f == FORM_ROUND ? round_trace_bytes(c) : LANES;
     const int16_t *v = table_of(s, a, c);
 
     if (a >= 5) {
         for (unsigned e = 0; e < 65536u >> c; e += LANES, v += branches * LANES)
-            for (int t = 0; t < TILES; t++) {
-                const uint16_t *from = s->m->cost[t][s->now] + (e >> a);
-                uint8_t *trace = trace_of(s, t, p) + e / LANES * bytes;
-                vi w = vi_set1(s->target[p][t]);
-                vi m = f == FORM_ROUND ? vector_round(v, from, spread, branches, w, true, record, trace)
-                                       : vector_exact(v, from, spread, branches, w, true, record, trace);
-                vi_store(s->m->cost[t][s->now ^ 1] + e, m);
-            }
+            for (int t = 0; t < TILES; t++)
+                vi_store(s->out[t] + e, vector_run(f, v, s->in[t] + (e >> a), spread, branches,
+                                                   vi_set1(s->target[p][t]), true));
         return;
     }
     for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
         for (int t = 0; t < TILES; t++) {
-            const uint16_t *from = s->m->cost[t][s->now] + i;
-            uint8_t *trace = trace_of(s, t, p) + (i / LANES << a) * bytes;
-            uint16_t *to = s->m->cost[t][s->now ^ 1] + ((size_t)i << a);
             vi w = vi_set1(s->target[p][t]), out[16];
-            for (unsigned l = 0; l < 1u << a; l++) {
-                const int16_t *vl = v + l * branches * LANES;
-                uint8_t *tl = trace + l * bytes;
-                out[l] = f == FORM_ROUND ? vector_round(vl, from, spread, branches, w, false, record, tl)
-                                         : vector_exact(vl, from, spread, branches, w, false, record, tl);
-            }
+            for (unsigned l = 0; l < 1u << a; l++)
+                out[l] = vector_run(f, v + l * branches * LANES, s->in[t] + i, spread, branches, w, false);
             if (a == 3)
-                interleave(out, 8, to);
+                interleave(out, 8, s->out[t] + ((size_t)i << a));
             else
-                interleave(out, 16, to);
+                interleave(out, 16, s->out[t] + ((size_t)i << a));
         }
 }
 
 #define TRUNC_CASE(a, c)                                                                           \
     case 16 * (a) + (c):                                                                           \
-        step_trunc(s, p, a, c, false, record);                                                     \
+        step_trunc(s, p, a, c, false);                                                             \
         break
 
-FLAT void step_trunc_any(struct search *s, unsigned p, const bool record)
+static void step_trunc_any(const struct search *s, unsigned p)
 {
     if (s->wrap && s->rate.mask == 0 && s->rate.base == 2) {
-        step_trunc(s, p, 2, 2, true, record);
+        step_trunc(s, p, 2, 2, true);
         return;
     }
     switch (16 * bits_in(s, p) + bits_out(s, p)) {
@@ -252,24 +211,14 @@ FLAT void step_trunc_any(struct search *s, unsigned p, const bool record)
 }
 #undef TRUNC_CASE
 
-static void step_quiet(struct search *s, unsigned p)
+static void step(const struct search *s, unsigned p)
 {
     if (s->form == FORM_TRUNC)
-        step_trunc_any(s, p, false);
+        step_trunc_any(s, p);
     else if (s->form == FORM_ROUND)
-        step_run(s, p, FORM_ROUND, false);
+        step_run(s, p, FORM_ROUND);
     else
-        step_run(s, p, FORM_EXACT, false);
-}
-
-static void step_record(struct search *s, unsigned p)
-{
-    if (s->form == FORM_TRUNC)
-        step_trunc_any(s, p, true);
-    else if (s->form == FORM_ROUND)
-        step_run(s, p, FORM_ROUND, true);
-    else
-        step_run(s, p, FORM_EXACT, true);
+        step_run(s, p, FORM_EXACT);
 }
 
 /* Least stored cost of `edges` edges. */
@@ -290,17 +239,20 @@ static int least(const uint16_t *cost, unsigned edges)
 static void fill(uint16_t *cost, unsigned edges, int value)
 {
     for (unsigned e = 0; e < edges; e += LANES)
-        vi_store(cost + e, vi_set1((int16_t)value));
+        vi_store(cost + e, vi_set1(value));
 }
 
 /* Costs at the limit stay there. */
-static void lower(struct search *s, unsigned edges)
+static void lower(struct search *s, unsigned p)
 {
-    vi cap = vi_set1((int16_t)stored(s->form, KD_SEARCH_CAP));
+    unsigned edges = 65536u >> bits_out(s, p);
+    vi cap = vi_set1(stored(s->form, KD_SEARCH_CAP));
 
     for (int t = 0; t < TILES; t++) {
-        uint16_t *cost = s->m->cost[t][s->now];
-        vi d = vi_set1((int16_t)(least(cost, edges) - stored(s->form, 0)));
+        uint16_t *cost = s->out[t];
+        int low = unstored(s->form, least(cost, edges));
+        vi d = vi_set1(stored(s->form, low) - stored(s->form, 0));
+        s->low[p][t] = low;
         for (unsigned e = 0; e < edges; e += LANES) {
             vi c = vi_load(cost + e);
             vi_store(cost + e, vi_less_u(c, cap, vi_sub(c, d), c));
@@ -308,46 +260,76 @@ static void lower(struct search *s, unsigned edges)
     }
 }
 
-/* `count` positions from `first`, the last `kept` of them with their branches recorded. */
-static void pass(struct search *s, unsigned first, unsigned count, unsigned kept)
+/* `count` positions from `first`; costs are kept while `keep` or fewer are left. Leaves the last
+ * costs in s->in. */
+static void pass(struct search *s, unsigned first, unsigned count, unsigned keep)
 {
     for (unsigned i = 0; i < count; i++) {
-        unsigned p = (first + i) & 255u;
-        if (i + kept >= count)
-            step_record(s, p);
-        else
-            step_quiet(s, p);
-        s->now ^= 1;
+        unsigned p = (first + i) & 255u, next = (p + 1) & 255u;
+        bool hold = i + 1 + keep >= count && next % s->segment == 0 && i + 1 < count;
+        for (int t = 0; t < TILES; t++)
+            s->out[t] = hold ? kept(s, t, next) : s->m->cost[t][i & 1];
+        memset(s->low[p], 0, sizeof s->low[p]);
+        step(s, p);
         if (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1)
-            lower(s, 65536u >> bits_out(s, p));
+            lower(s, p);
+        for (int t = 0; t < TILES; t++)
+            s->in[t] = s->out[t];
     }
 }
 
-static unsigned branch_at(const struct search *s, int tile, unsigned p, unsigned edge)
+/* One segment, positions first..last, back from the out-edge of `last`: the in-edge of `first`. A
+ * state of position p that leads to `edge` has the bits of edge below and `free` bits above, which
+ * number it. */
+static unsigned trace_segment(const struct search *s, int tile, unsigned first, unsigned last, unsigned edge,
+                              uint16_t *states)
 {
-    unsigned a = bits_in(s, p), c = bits_out(s, p);
-    const uint8_t *trace = trace_of(s, tile, p);
-    unsigned at = edge / LANES, lane = edge % LANES;
+    const uint16_t *in = kept(s, tile, first);
+    unsigned end = bits_out(s, last), free = 0, a = bits_in(s, first);
+    uint16_t cost[KD_TRELLIS_AGAIN];
 
-    if (a < 5) {
-        unsigned i = edge >> a;
-        at = i / LANES << a | (edge & ((1u << a) - 1u));
-        lane = i % LANES;
+    for (unsigned p = first; p <= last; p++)
+        free += bits_out(s, p);
+    for (unsigned y = 0; y < 1u << free; y++)
+        cost[y] = (uint16_t)unstored(s->form, in[y << (16 - free - a) | edge >> (free - end + a)]);
+    for (unsigned p = first; p <= last; p++) {
+        unsigned c = bits_out(s, p), branches = 1u << c, left = free - c, known = edge >> (free - end);
+        uint8_t *at = s->m->branch[p - first];
+        int w = s->target[p][tile], low = s->low[p][tile];
+        for (unsigned x = 0; x < 1u << left; x++) {
+            int best = KD_SEARCH_CAP + 1;
+            at[x] = (uint8_t)(branches - 1);
+            for (unsigned b = 0; b < branches; b++) {
+                unsigned y = b << left | x;
+                int d = (s->m->natural[y << (16 - free) | known] - w) >> s->shift;
+                int sum = kd_search_add(cost[y], d);
+                at[x] = (uint8_t)(sum < best ? b : at[x]);
+                best = sum < best ? sum : best;
+            }
+            cost[x] = (uint16_t)(best < KD_SEARCH_CAP ? best - low : KD_SEARCH_CAP);
+        }
+        free = left;
     }
-    if (s->form == FORM_TRUNC)
-        return trunc_branch(trace + at * trunc_trace_bytes(c), lane, c);
-    if (s->form == FORM_ROUND)
-        return round_branch(trace + at * round_trace_bytes(c), lane, c);
-    return trace[at * LANES + lane];
-}
-
-static unsigned follow(const struct search *s, int tile, unsigned last, unsigned edge, uint16_t *states)
-{
-    for (unsigned p = last + 1; p-- > 0;) {
-        unsigned state = branch_at(s, tile, p, edge) << (16 - bits_out(s, p)) | edge;
+    for (unsigned p = last + 1, x = 0; p-- > first;) {
+        unsigned c = bits_out(s, p);
+        x |= (unsigned)s->m->branch[p - first][x] << free;
+        free += c;
+        unsigned state = x << (16 - free) | edge >> (free - end);
         if (states)
             states[p] = (uint16_t)state;
-        edge = state >> bits_in(s, p);
+        if (p == first)
+            return state >> a;
+    }
+    return 0;
+}
+
+/* From `edge` after position `last` back to the in-edge of position 0. */
+static unsigned trace(const struct search *s, int tile, unsigned last, unsigned edge, uint16_t *states)
+{
+    for (unsigned end = last + 1; end > 0;) {
+        unsigned first = (end - 1) / s->segment * s->segment;
+        edge = trace_segment(s, tile, first, end - 1, edge, states);
+        end = first;
     }
     return edge;
 }
@@ -357,30 +339,33 @@ static unsigned follow(const struct search *s, int tile, unsigned last, unsigned
 static void search_group(struct search *s, const float *const target[TILES], unsigned seam,
                          uint16_t *const states[TILES], bool good[TILES])
 {
-    unsigned edges = 65536u >> bits_in(s, seam), end[TILES];
+    unsigned end[TILES];
     int cap = stored(s->form, KD_SEARCH_CAP);
 
     for (unsigned p = 0; p < 256; p++)
         for (int t = 0; t < TILES; t++)
             s->target[p][t] = (int16_t)(kd_search_target(s->grid, target[t][p]) * (1 << s->shift));
-    for (int t = 0; t < TILES; t++)
-        fill(s->m->cost[t][s->now], 65536u >> bits_in(s, 256 - seam), stored(s->form, 0));
+    for (int t = 0; t < TILES; t++) {
+        fill(s->m->cost[t][1], 65536u >> bits_in(s, 256 - seam), stored(s->form, 0));
+        s->in[t] = s->m->cost[t][1];
+    }
     pass(s, 256 - seam, 2 * seam, seam);
     for (int t = 0; t < TILES; t++) {
-        uint16_t *cost = s->m->cost[t][s->now];
-        int low = least(cost, edges);
+        int low = least(s->in[t], 65536u >> bits_in(s, seam));
         good[t] = low < cap;
         end[t] = 0;
-        while (cost[end[t]] != low)
+        while (s->in[t][end[t]] != low)
             end[t]++;
-        end[t] = follow(s, t, seam - 1, end[t], NULL);
-        fill(cost, 65536u >> bits_in(s, 0), cap);
-        cost[end[t]] = (uint16_t)stored(s->form, 0);
+        end[t] = trace(s, t, seam - 1, end[t], NULL);
+        uint16_t *start = kept(s, t, 0);
+        fill(start, 65536u >> bits_in(s, 0), cap);
+        start[end[t]] = (uint16_t)stored(s->form, 0);
+        s->in[t] = start;
     }
     pass(s, 0, 256, 256);
     for (int t = 0; t < TILES; t++) {
-        good[t] = good[t] && s->m->cost[t][s->now][end[t]] < cap;
-        follow(s, t, 255, end[t], states[t]);
+        good[t] = good[t] && s->in[t][end[t]] < cap;
+        trace(s, t, 255, end[t], states[t]);
         kd_ring_close(s->rate, states[t]);
     }
 }
@@ -407,6 +392,8 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     s->form = s->grid.grid <= TRUNC_GRID ? FORM_TRUNC : s->grid.grid <= ROUND_GRID ? FORM_ROUND : FORM_EXACT;
     s->wrap = s->grid.grid <= WRAP_GRID;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
+    s->segment = 8u / (s->rate.base + (s->rate.mask ? 1u : 0u));
+    s->segment = s->segment ? s->segment : 1;
     natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
     for (unsigned p = 0; p < 16; p++) {
         unsigned a = bits_in(s, p), c = bits_out(s, p), at = 2 * (a - s->rate.base) + c - s->rate.base;

@@ -91,7 +91,7 @@ KD_HD static inline uint16_t kd_codebook_f16(enum kd_codebook cb, unsigned state
 enum {
     KD_SEARCH_SHIFT = 6,
     KD_SEARCH_CAP = 1000,
-    KD_SEARCH_LOWER = 8, /* after so many positions of a pass the least cost is subtracted */
+    KD_SEARCH_LOWER = 16, /* after so many positions of a pass the least cost is subtracted */
     KD_SEARCH_LEVELS = 6 /* a tile whose costs pass the cap is searched again on half the grid */
 };
 

@@ -125,7 +125,7 @@ static void trellis_search_ref(const float *target, int64_t tiles, struct kd_rat
                                enum kd_codebook cb, int seam, uint16_t *states, void *scratch)
 {
     struct kd_trellis_scratch *m = scratch;
-    struct search s = {.rate = rate, .value = m->natural, .branch = m->trace};
+    struct search s = {.rate = rate, .value = m->natural, .branch = m->kept[0]};
     unsigned made = KD_SEARCH_LEVELS;
 
     s.cost[0] = m->cost[0][0];

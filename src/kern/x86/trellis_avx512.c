@@ -1,4 +1,4 @@
-/* Primitives of the trellis search for AVX-512: 32 lanes, branches as mask registers. */
+/* Primitives of the trellis search for AVX-512: 32 lanes. */
 #include "kern/exl3_sets.h"
 #include "kern/trellis_scratch.h"
 
@@ -6,7 +6,6 @@
 
 #define LANES 32u
 #define TILES KD_TRELLIS_PAIR
-#define STEP_TRACE 8192
 #define TRUNC_BITS 2
 
 typedef __m512i vi;
@@ -37,14 +36,6 @@ INLINE vi vi_sub_sat(vi a, vi b)
 {
     return _mm512_subs_epi16(a, b);
 }
-INLINE vi vi_and(vi a, vi b)
-{
-    return _mm512_and_si512(a, b);
-}
-INLINE vi vi_or(vi a, vi b)
-{
-    return _mm512_or_si512(a, b);
-}
 INLINE vi vi_min(vi a, vi b)
 {
     return _mm512_min_epi16(a, b);
@@ -66,11 +57,7 @@ INLINE vi vi_trunc(vi x)
 {
     return _mm512_mulhi_epi16(x, x);
 }
-/* All surplus bits of a minimum set, and as a cost. */
-INLINE vi vi_trunc_full(vi m)
-{
-    return _mm512_or_si512(m, _mm512_set1_epi16(3));
-}
+/* (m & ~3) | 2 */
 INLINE vi vi_trunc_clean(vi m)
 {
     return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(3), _mm512_set1_epi16(2), (0xF0 & ~0xCC) | 0xAA);
@@ -85,10 +72,10 @@ INLINE vi vi_square(vi v, vi w)
     vi d = _mm512_min_epu16(_mm512_abs_epi16(_mm512_sub_epi16(v, w)), _mm512_set1_epi16(255));
     return _mm512_mullo_epi16(d, d);
 }
-/* (x & ~mask) | label */
-INLINE vi vi_label(vi x, vi mask, vi label)
+/* (m & ~63) | 32 */
+INLINE vi vi_exact_clean(vi m)
 {
-    return _mm512_ternarylogic_epi32(x, mask, label, (0xF0 & ~0xCC) | 0xAA);
+    return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(63), _mm512_set1_epi16(32), (0xF0 & ~0xCC) | 0xAA);
 }
 
 static const uint16_t zip_index[2][32] __attribute__((aligned(64))) = {
@@ -110,64 +97,6 @@ INLINE void vi_store_row(const vi *v, unsigned count, uint16_t *to)
     for (unsigned j = 0; j < count; j++)
         vi_store(to + j * LANES, v[j]);
 }
-INLINE void store_bytes(uint8_t *to, vi v)
-{
-    _mm256_storeu_si256((void *)to, _mm512_cvtepi16_epi8(v));
-}
-
-/* Branches of FORM_TRUNC: a mask of the lanes that hold the minimum for each branch but the last. */
-INLINE unsigned trunc_trace_bytes(unsigned c)
-{
-    return 4u * ((1u << c) - 1u);
-}
-INLINE void trunc_record(uint8_t *to, const vi *x, unsigned branches, vi m)
-{
-#pragma GCC unroll 16
-    for (unsigned b = 0; b + 1 < branches; b++) {
-        __mmask32 k = _mm512_cmple_epi16_mask(x[b], m);
-        __builtin_memcpy(to + 4 * b, &k, 4);
-    }
-}
-INLINE unsigned trunc_branch(const uint8_t *from, unsigned lane, unsigned c)
-{
-    unsigned b = 0, last = (1u << c) - 1u;
-    while (b < last && !(from[4 * b + lane / 8] >> lane % 8 & 1))
-        b++;
-    return b;
-}
-
-/* Branches of FORM_ROUND: masks of the lanes where a branch is less than all before it. */
-INLINE unsigned round_trace_bytes(unsigned c)
-{
-    return 4u << c;
-}
-struct round_trace {
-    char unused;
-};
-INLINE struct round_trace round_begin(unsigned branches)
-{
-    (void)branches;
-    return (struct round_trace){0};
-}
-INLINE void round_note(struct round_trace *r, uint8_t *to, unsigned b, vi x, vi m)
-{
-    __mmask32 k = _mm512_cmplt_epu16_mask(x, m);
-    (void)r;
-    __builtin_memcpy(to + 4 * b, &k, 4);
-}
-INLINE void round_end(struct round_trace *r, uint8_t *to)
-{
-    (void)r, (void)to;
-}
-INLINE unsigned round_branch(const uint8_t *from, unsigned lane, unsigned c)
-{
-    unsigned last = (1u << c) - 1u, b = last;
-    while (!(from[4 * b + lane / 8] >> lane % 8 & 1))
-        if (!b--)
-            return last;
-    return b;
-}
-
 /* Each value * grid to the nearest integer, halves up, then * 2^shift. */
 static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *out)
 {
