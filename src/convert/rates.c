@@ -147,6 +147,21 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
     return 1;
 }
 
+/* Readers want every tensor on a multiple of its element: wide ones first, then the quantized groups,
+ * whose sizes are multiples of four bytes, then 16-bit ones and bytes. */
+static int alignment_class(const struct kd_out_tensor *t)
+{
+    static const char *const narrow[] = {"BF16", "F16", "I16", "U16"};
+    if (t->quantized)
+        return 1;
+    if (!strcmp(t->dtype_name, "F32") || strstr(t->dtype_name, "64") || strstr(t->dtype_name, "32"))
+        return 0;
+    for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++)
+        if (!strcmp(t->dtype_name, narrow[i]))
+            return 2;
+    return 3;
+}
+
 static int order(const void *pa, const void *pb)
 {
     const struct kd_out_tensor *a = pa, *b = pb;
@@ -154,6 +169,9 @@ static int order(const void *pa, const void *pb)
     int32_t sa = a->shard, sb = b->shard;
     if (sa != sb)
         return sa < sb ? -1 : 1;
+    int ca = alignment_class(a), cb = alignment_class(b);
+    if (ca != cb)
+        return ca < cb ? -1 : 1;
     if (a->expert != b->expert)
         return a->expert < b->expert ? -1 : 1;
     if (a->expert >= 0 && a->quantized && b->quantized && a->proj != b->proj)
