@@ -41,8 +41,8 @@ def run_cell(a, name, args):
         base = [a.binary, "convert", a.model, work / "m", "--calib", a.calib, "--threads", str(a.threads), "--quiet",
                 "--json", work / "convert.json"]
         subprocess.run([str(x) for x in base + args], check=True, stdout=subprocess.DEVNULL)
-        check = [a.binary, "check", a.model, work / "m", "--text", a.text, "--json", work / "check.json",
-                 "--threads", str(a.threads)]
+        check = [a.binary, "check", "--ref", a.ref, work / "m", "--text", a.text, "--json", work / "check.json",
+                 "--threads", str(a.threads), "--no-verdict"]
         subprocess.run([str(x) for x in check], check=True, stdout=subprocess.DEVNULL)
         result = json.loads((work / "check.json").read_text())
         made = json.loads((work / "convert.json").read_text())
@@ -54,6 +54,16 @@ def run_cell(a, name, args):
         print(name, "kld", result["kld"]["mean"], flush=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def make_reference(a):
+    """The original's side of every check, run once."""
+    a.ref = pathlib.Path(a.tmp or tempfile.gettempdir()) / f"quality-{pathlib.Path(a.model).name}.ref"
+    if not a.ref.exists():
+        tmp = a.ref.with_suffix(".making")
+        args = [a.binary, "check", a.model, a.model, "--text", a.text, "--save-ref", tmp, "--no-verdict", "--json", "-"]
+        subprocess.run([str(x) for x in args], check=True, stdout=subprocess.DEVNULL)
+        tmp.rename(a.ref)
 
 
 def load(a, name):
@@ -165,7 +175,9 @@ def main():
     a.threads = max(1, (os.cpu_count() or 1) // a.jobs)
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.write:
-        todo = [c for c in cells() if a.only in c[0]]
+        todo = [c for c in cells() if a.only in c[0] and not (a.out / f"{c[0]}.json").exists()]
+        if todo:
+            make_reference(a)
         with ThreadPoolExecutor(a.jobs) as pool:
             for f in [pool.submit(run_cell, a, *c) for c in todo]:
                 f.result()
