@@ -95,10 +95,6 @@ int kd_kern_pick(struct kd_kern *k, struct kd_err *err)
 }
 
 #define KD_WEAK __attribute__((weak))
-KD_WEAK void kd_kern_set_exl3_avx2(struct kd_kern *k)
-{
-    (void)k;
-}
 KD_WEAK void kd_kern_set_exl3_neon(struct kd_kern *k)
 {
     (void)k;

@@ -11,7 +11,9 @@
  * Costs. Three forms, by the grid, all equal to cost + round(D^2 / 64), of which all that is over
  * KD_SEARCH_CAP is alike:
  *   FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product with f more bits; the minimum is cleaned
- *               of its surplus bits, candidates need not be
+ *               of its surplus bits, candidates need not be. Costs are cut to the limit every
+ *               TRUNC_FREE positions only, before they can leave 16 bits: what is over the limit has no
+ *               other effect than that it is.
  *   FORM_ROUND  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at (-32768)^2 it gives
  *               32768, which as an unsigned number is over the limit
  *   FORM_EXACT  cost * 64 + 32 plus min(|D|, 255)^2, saturated; (255^2 is over the limit, so cutting
@@ -20,8 +22,8 @@
  * Branches are not recorded. The costs before every few positions (a segment) are kept instead, and
  * the way back evaluates again the few states of a segment that lead to its known end.
  *
- * Primitives: LANES, TILES, TRUNC_BITS, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat,
- * vi_min (signed), vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
+ * Primitives: LANES, TILES, TRUNC_BITS, TRUNC_FREE, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat,
+ * vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
  * vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi, vi_store_row, natural_values. */
 #include "kern/exl3_ring.h"
 #include "kern/trellis_scratch.h"
@@ -108,7 +110,8 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap)
+FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap,
+                     const bool limit)
 {
     const unsigned spread = 65536u >> (a + c), branches = 1u << c, group = 1u << a;
     const int16_t *v = table_of(s, a, c);
@@ -133,8 +136,10 @@ FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const
                 for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
                     for (unsigned b = 0; b < n; b++)
-                        m[b] = vi_min(m[2 * b], m[2 * b + 1]);
-                out[l] = vi_min(vi_trunc_clean(m[0]), cap);
+                        m[b] = vi_minu(m[2 * b], m[2 * b + 1]);
+                out[l] = vi_trunc_clean(m[0]);
+                if (limit)
+                    out[l] = vi_minu(out[l], cap);
             }
             interleave(out, group, s->out[t] + ((size_t)i << a));
         }
@@ -176,31 +181,46 @@ FLAT void step_run(const struct search *s, unsigned p, const enum form f)
             vi w = vi_set1(s->target[p][t]), out[16];
             for (unsigned l = 0; l < 1u << a; l++)
                 out[l] = vector_run(f, v + l * branches * LANES, s->in[t] + i, spread, branches, w, false);
-            if (a == 3)
-                interleave(out, 8, s->out[t] + ((size_t)i << a));
+            uint16_t *to = s->out[t] + ((size_t)i << a);
+            if (a == 2)
+                interleave(out, 4, to);
+            else if (a == 3)
+                interleave(out, 8, to);
             else
-                interleave(out, 16, s->out[t] + ((size_t)i << a));
+                interleave(out, 16, to);
         }
 }
 
 #define TRUNC_CASE(a, c)                                                                           \
     case 16 * (a) + (c):                                                                           \
-        step_trunc(s, p, a, c, false);                                                             \
+        step_trunc(s, p, a, c, false, true);                                                       \
         break
 
-static void step_trunc_any(const struct search *s, unsigned p)
+/* The rates of experts, 2 and a little more, leave the limit out where they may. */
+#define TRUNC_CASE_FAST(a, c)                                                                      \
+    case 16 * (a) + (c):                                                                           \
+        if (limit)                                                                                 \
+            step_trunc(s, p, a, c, false, true);                                                   \
+        else                                                                                       \
+            step_trunc(s, p, a, c, false, false);                                                  \
+        break
+
+static void step_trunc_any(const struct search *s, unsigned p, bool limit)
 {
     if (s->wrap && s->rate.mask == 0 && s->rate.base == 2) {
-        step_trunc(s, p, 2, 2, true);
+        if (limit)
+            step_trunc(s, p, 2, 2, true, true);
+        else
+            step_trunc(s, p, 2, 2, true, false);
         return;
     }
     switch (16 * bits_in(s, p) + bits_out(s, p)) {
         TRUNC_CASE(1, 1);
         TRUNC_CASE(1, 2);
         TRUNC_CASE(2, 1);
-        TRUNC_CASE(2, 2);
-        TRUNC_CASE(2, 3);
-        TRUNC_CASE(3, 2);
+        TRUNC_CASE_FAST(2, 2);
+        TRUNC_CASE_FAST(2, 3);
+        TRUNC_CASE_FAST(3, 2);
         TRUNC_CASE(3, 3);
         TRUNC_CASE(3, 4);
         TRUNC_CASE(4, 3);
@@ -209,12 +229,13 @@ static void step_trunc_any(const struct search *s, unsigned p)
         break;
     }
 }
+#undef TRUNC_CASE_FAST
 #undef TRUNC_CASE
 
-static void step(const struct search *s, unsigned p)
+static void step(const struct search *s, unsigned p, bool limit)
 {
     if (s->form == FORM_TRUNC)
-        step_trunc_any(s, p);
+        step_trunc_any(s, p, limit);
     else if (s->form == FORM_ROUND)
         step_run(s, p, FORM_ROUND);
     else
@@ -266,15 +287,46 @@ static void pass(struct search *s, unsigned first, unsigned count, unsigned keep
 {
     for (unsigned i = 0; i < count; i++) {
         unsigned p = (first + i) & 255u, next = (p + 1) & 255u;
+        bool lowers = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
         bool hold = i + 1 + keep >= count && next % s->segment == 0 && i + 1 < count;
         for (int t = 0; t < TILES; t++)
             s->out[t] = hold ? kept(s, t, next) : s->m->cost[t][i & 1];
         memset(s->low[p], 0, sizeof s->low[p]);
-        step(s, p);
-        if (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1)
+        step(s, p, next % TRUNC_FREE == 0 || lowers || i + 1 == count);
+        if (lowers)
             lower(s, p);
         for (int t = 0; t < TILES; t++)
             s->in[t] = s->out[t];
+    }
+}
+
+/* The states of one position that are looked at again. */
+struct again {
+    uint16_t cost[KD_TRELLIS_AGAIN]; /* of the in-edge of each, then of the out-edges */
+    int16_t value[KD_TRELLIS_AGAIN];
+    int best[KD_TRELLIS_AGAIN / 2], at[KD_TRELLIS_AGAIN / 2];
+};
+
+/* Out-edge x takes the best of states b * edges + x; the loops over x are what compilers vectorize. */
+static void look_again(struct again *g, unsigned branches, unsigned edges, int w, int shift, int low,
+                       uint8_t *branch)
+{
+    for (unsigned x = 0; x < edges; x++) {
+        g->best[x] = KD_SEARCH_CAP + 1;
+        g->at[x] = (int)branches - 1;
+    }
+    for (unsigned b = 0; b < branches; b++) {
+        const uint16_t *cost = g->cost + b * edges;
+        const int16_t *value = g->value + b * edges;
+        for (unsigned x = 0; x < edges; x++) {
+            int sum = kd_search_add(cost[x], (value[x] - w) >> shift);
+            g->at[x] = sum < g->best[x] ? (int)b : g->at[x];
+            g->best[x] = sum < g->best[x] ? sum : g->best[x];
+        }
+    }
+    for (unsigned x = 0; x < edges; x++) {
+        branch[x] = (uint8_t)g->at[x];
+        g->cost[x] = (uint16_t)(g->best[x] < KD_SEARCH_CAP ? g->best[x] - low : KD_SEARCH_CAP);
     }
 }
 
@@ -285,42 +337,36 @@ static unsigned trace_segment(const struct search *s, int tile, unsigned first, 
                               uint16_t *states)
 {
     const uint16_t *in = kept(s, tile, first);
-    unsigned end = bits_out(s, last), free = 0, a = bits_in(s, first);
-    uint16_t cost[KD_TRELLIS_AGAIN];
+    unsigned end = bits_out(s, last), free = 0, a = bits_in(s, first), known;
+    struct again g;
 
     for (unsigned p = first; p <= last; p++)
         free += bits_out(s, p);
+    known = edge >> (free - end + a);
     for (unsigned y = 0; y < 1u << free; y++)
-        cost[y] = (uint16_t)unstored(s->form, in[y << (16 - free - a) | edge >> (free - end + a)]);
+    {
+        int c = unstored(s->form, in[y << (16 - free - a) | known]);
+        g.cost[y] = (uint16_t)(c < KD_SEARCH_CAP ? c : KD_SEARCH_CAP);
+    }
     for (unsigned p = first; p <= last; p++) {
-        unsigned c = bits_out(s, p), branches = 1u << c, left = free - c, known = edge >> (free - end);
-        uint8_t *at = s->m->branch[p - first];
-        int w = s->target[p][tile], low = s->low[p][tile];
-        for (unsigned x = 0; x < 1u << left; x++) {
-            int best = KD_SEARCH_CAP + 1;
-            at[x] = (uint8_t)(branches - 1);
-            for (unsigned b = 0; b < branches; b++) {
-                unsigned y = b << left | x;
-                int d = (s->m->natural[y << (16 - free) | known] - w) >> s->shift;
-                int sum = kd_search_add(cost[y], d);
-                at[x] = (uint8_t)(sum < best ? b : at[x]);
-                best = sum < best ? sum : best;
-            }
-            cost[x] = (uint16_t)(best < KD_SEARCH_CAP ? best - low : KD_SEARCH_CAP);
-        }
-        free = left;
-    }
-    for (unsigned p = last + 1, x = 0; p-- > first;) {
         unsigned c = bits_out(s, p);
-        x |= (unsigned)s->m->branch[p - first][x] << free;
-        free += c;
-        unsigned state = x << (16 - free) | edge >> (free - end);
-        if (states)
-            states[p] = (uint16_t)state;
-        if (p == first)
-            return state >> a;
+        known = edge >> (free - end);
+        for (unsigned y = 0; y < 1u << free; y++) {
+            unsigned state = y << (16 - free) | known;
+            g.value[y] = s->m->swapped[state >> 8 | (state & 255u) << 8];
+        }
+        free -= c;
+        look_again(&g, 1u << c, 1u << free, s->target[p][tile], s->shift, s->low[p][tile],
+                   s->m->branch[p - first]);
     }
-    return 0;
+    unsigned x = 0;
+    for (unsigned p = last + 1; p-- > first;) {
+        x |= (unsigned)s->m->branch[p - first][x] << free;
+        free += bits_out(s, p);
+        if (states)
+            states[p] = (uint16_t)(x << (16 - free) | edge >> (free - end));
+    }
+    return (x << (16 - free) | edge >> (free - end)) >> a;
 }
 
 /* From `edge` after position `last` back to the in-edge of position 0. */
@@ -392,9 +438,11 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     s->form = s->grid.grid <= TRUNC_GRID ? FORM_TRUNC : s->grid.grid <= ROUND_GRID ? FORM_ROUND : FORM_EXACT;
     s->wrap = s->grid.grid <= WRAP_GRID;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
-    s->segment = 8u / (s->rate.base + (s->rate.mask ? 1u : 0u));
+    s->segment = s->rate.base == 1 ? 4 : 7u / (s->rate.base + (s->rate.mask ? 1u : 0u));
     s->segment = s->segment ? s->segment : 1;
     natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
+    for (unsigned i = 0; i < 65536; i++)
+        s->m->swapped[i] = s->m->natural[i >> 8 | (i & 255u) << 8];
     for (unsigned p = 0; p < 16; p++) {
         unsigned a = bits_in(s, p), c = bits_out(s, p), at = 2 * (a - s->rate.base) + c - s->rate.base;
         if (!made[at])

@@ -7,6 +7,7 @@
 #define LANES 32u
 #define TILES KD_TRELLIS_PAIR
 #define TRUNC_BITS 2
+#define TRUNC_FREE 3
 
 typedef __m512i vi;
 
@@ -35,10 +36,6 @@ INLINE vi vi_sub(vi a, vi b)
 INLINE vi vi_sub_sat(vi a, vi b)
 {
     return _mm512_subs_epi16(a, b);
-}
-INLINE vi vi_min(vi a, vi b)
-{
-    return _mm512_min_epi16(a, b);
 }
 INLINE vi vi_addu_sat(vi a, vi b)
 {

@@ -1,0 +1,113 @@
+/* EXL3 decoding and products for AVX2: eight positions, which are four rows of columns c and c + 8. */
+#include <immintrin.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define WIDTH 8
+#define INLINE static inline __attribute__((always_inline))
+
+#include "num/trellis_step.h"
+
+INLINE __m256i windows(const uint8_t *back, const uint8_t *pick, const int32_t *shift)
+{
+    __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)back));
+
+    x = _mm256_shuffle_epi8(x, _mm256_loadu_si256((const void *)pick));
+    x = _mm256_srlv_epi32(x, _mm256_loadu_si256((const void *)shift));
+    return _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+}
+
+/* mul1: the sum of the bytes of each product. */
+INLINE __m256i sums_of(__m256i s)
+{
+    __m256i x = _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0x83DCD12Du));
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(x, _mm256_set1_epi8(1)), _mm256_set1_epi16(1));
+}
+
+INLINE __m256 values_of(__m256i s, enum kd_codebook cb)
+{
+    if (cb == KD_CB_MUL1) {
+        /* The sum in the low bits of the float 2^23; the fma is exact, splitting rounds to 11 bits. */
+        __m256i b = _mm256_or_si256(sums_of(s), _mm256_set1_epi32(0x4B000000));
+        __m256 f = _mm256_fmadd_ps(_mm256_castsi256_ps(b), _mm256_set1_ps(887.0f / 131072.0f),
+                                   _mm256_set1_ps(-56771.453125f));
+        __m256 t = _mm256_mul_ps(f, _mm256_set1_ps(8193.0f));
+        return _mm256_sub_ps(t, _mm256_sub_ps(t, f));
+    }
+    __m256i x = cb == KD_CB_MCG ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))
+                                : _mm256_add_epi32(_mm256_mullo_epi32(s, _mm256_set1_epi32(89226354)),
+                                                   _mm256_set1_epi32(64248484));
+    x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32((int)0x8FFF8FFFu)),
+                         _mm256_set1_epi32(0x3B603B60));
+    __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(0xffff)), high = _mm256_srli_epi32(x, 16);
+    __m256 a = _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+    __m256 b = _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE void put_floats(float *p, __m256 v)
+{
+    _mm256_storeu_ps(p, v);
+}
+
+/* Rows 2m, 2m + 1, 2m + 8, 2m + 9, twice. */
+INLINE __m256 rows(const float *x, int m)
+{
+    __m256d a = _mm256_castps_pd(_mm256_castps128_ps256(
+        _mm_castpd_ps(_mm_loadh_pd(_mm_load_sd((const double *)(const void *)(x + 2 * m)),
+                                   (const double *)(const void *)(x + 2 * m + 8)))));
+    return _mm256_castpd_ps(_mm256_permute2f128_pd(a, a, 0));
+}
+
+/* Columns c and c + 8 keep chains 0..3 in sum[16 c], 4..7 in sum[16 c + 8]; four c at a time. */
+static void add_panel(const float *panel, int64_t count, const float *x, float *sum)
+{
+    for (int half = 0; half < 2; half++, sum += 64) {
+        const float *v = panel + 128 * half;
+        __m256 s[8];
+        for (int c = 0; c < 8; c++)
+            s[c] = _mm256_loadu_ps(sum + 8 * c);
+        for (int64_t k = 0; k < count; k++, v += 256) {
+            __m256 x0 = rows(x + 16 * k, 0), x1 = rows(x + 16 * k, 1), x2 = rows(x + 16 * k, 2),
+                   x3 = rows(x + 16 * k, 3);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) {
+                s[2 * c] = _mm256_fmadd_ps(_mm256_loadu_ps(v + 32 * c), x0, s[2 * c]);
+                s[2 * c + 1] = _mm256_fmadd_ps(_mm256_loadu_ps(v + 32 * c + 8), x1, s[2 * c + 1]);
+                s[2 * c] = _mm256_fmadd_ps(_mm256_loadu_ps(v + 32 * c + 16), x2, s[2 * c]);
+                s[2 * c + 1] = _mm256_fmadd_ps(_mm256_loadu_ps(v + 32 * c + 24), x3, s[2 * c + 1]);
+            }
+        }
+        for (int c = 0; c < 8; c++)
+            _mm256_storeu_ps(sum + 8 * c, s[c]);
+    }
+}
+
+static void fold_sums(const float *sum, float *y)
+{
+    for (int c = 0; c < 8; c++) {
+        __m256 a = _mm256_add_ps(_mm256_loadu_ps(sum + 16 * c), _mm256_loadu_ps(sum + 16 * c + 8));
+        a = _mm256_add_ps(a, _mm256_shuffle_ps(a, a, 0x4e));
+        a = _mm256_add_ps(a, _mm256_shuffle_ps(a, a, 0xb1));
+        y[c] = _mm256_cvtss_f32(a);
+        y[c + 8] = _mm_cvtss_f32(_mm256_extractf128_ps(a, 1));
+    }
+}
+
+INLINE void add_int8(int32_t *sum, __m256i b, const int32_t *q)
+{
+    __m256i *s = (__m256i *)(void *)sum;
+
+    /* Both fit 16 bits; the upper half of b is zero. */
+    _mm256_storeu_si256(s, _mm256_add_epi32(_mm256_loadu_si256(s),
+                                            _mm256_madd_epi16(b, _mm256_loadu_si256((const void *)q))));
+}
+
+#include "kern/exl3_body.h"
+
+void kd_exl3_set_products_avx2(struct kd_kern *k)
+{
+    k->trellis_decode = decode_tile;
+    k->mm_exl3 = mm_exl3;
+    k->mv_exl3_int8 = mv_exl3_int8;
+}
