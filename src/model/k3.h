@@ -211,6 +211,8 @@ int kd_k3_seq_copy(struct kd_k3_seq **out, const struct kd_k3_seq *from,
  * the bits that feeding only those would have left. KDA layers go back to the copy of their state
  * and replay the recurrence on the inputs that were logged. */
 int kd_k3_seq_keep(struct kd_k3_seq *s, int64_t kept, struct kd_err *err) KD_MUST;
+/* What a sequence holds besides kd_k3_state_bytes once a draft was fed to it. */
+int64_t kd_k3_draft_bytes(const struct kd_k3_cfg *cfg);
 /* Accounting of what several sequences hold together: counts each page once. by 1: this sequence
  * is added; the bytes (KDA states and pages nobody added so far) that came with it. by -1: it is
  * taken out; the bytes that went. One thread at a time over sequences that share pages. */

@@ -158,3 +158,12 @@ int kd_k3_undo_reserve(struct kd_k3_state *s, const struct kd_k3_cfg *c, int64_t
                    : kd_mem_new(&s->undo, kd_k3_undo_floats(c, heads), sizeof(float), "draft state",
                                 err);
 }
+
+int64_t kd_k3_draft_bytes(const struct kd_k3_cfg *cfg)
+{
+    int64_t bytes = 0;
+    for (int64_t l = 0; l < cfg->layers; l++)
+        if (!cfg->mla[l])
+            bytes += kd_k3_undo_floats(cfg, cfg->kda_heads) * (int64_t)sizeof(float);
+    return bytes;
+}

@@ -40,22 +40,22 @@ struct kd_request;
 
 /* Zero in any field: the default in parentheses. */
 struct kd_engine_options {
-    int threads;              /* of the model (all CPUs) */
-    int64_t max_running;      /* sequences at once; each choice is one (16) */
-    int64_t max_queued;       /* requests that wait; more are refused (64) */
-    int64_t max_queued_owner; /* of one owner (max_queued) */
-    int64_t memory_bytes;     /* of all running sequences (a quarter of what the system has free) */
-    int64_t context;          /* tokens of one sequence (the model's) */
-    int64_t chunk;            /* tokens of prefill in one step, a multiple of 64 (512) */
-    double step_ms;           /* a step's aim while others decode: prefill is cut to fit (250) */
-    int64_t cache_bytes;      /* prefix cache in memory (a quarter of memory_bytes); < 0: none */
-    const char *disk_dir;     /* prefix cache on disk (none); the folder is locked */
-    int64_t disk_bytes;       /* (16 GiB) */
-    int64_t disk_min_tokens;  /* shorter prefixes stay in memory (512) */
-    int64_t checkpoint_tokens;      /* extra checkpoints in long prompts, this far apart (8192) */
-    int64_t events;                 /* results a request holds before its sequences pause (256) */
-    int64_t draft_max;              /* tokens drafted ahead by n-grams (4); < 0: no speculation */
-    bool no_idle_prefill;           /* do not prefill answers again when there is nothing to do */
+    int threads;               /* of the model (all CPUs) */
+    int64_t max_running;       /* sequences at once; each choice is one (16) */
+    int64_t max_queued;        /* requests that wait; more are refused (64) */
+    int64_t max_queued_owner;  /* of one owner (max_queued) */
+    int64_t memory_bytes;      /* of all running sequences (a quarter of the machine's) */
+    int64_t context;           /* tokens of one sequence (the model's) */
+    int64_t chunk;             /* tokens of prefill in one step, a multiple of 64 (512) */
+    double step_ms;            /* a step's aim while others decode: prefill is cut to fit (250) */
+    int64_t cache_bytes;       /* prefix cache in memory (a quarter of memory_bytes); < 0: none */
+    const char *disk_dir;      /* prefix cache on disk (none); the folder is locked */
+    int64_t disk_bytes;        /* (16 GiB) */
+    int64_t disk_min_tokens;   /* shorter prefixes stay in memory (512) */
+    int64_t checkpoint_tokens; /* extra checkpoints in long prompts, this far apart (8192) */
+    int64_t events;            /* results a request holds before its sequences pause (256) */
+    int64_t draft_max;         /* tokens drafted ahead by n-grams (4); < 0: no speculation */
+    bool no_idle_prefill;      /* do not prefill answers again when there is nothing to do */
     const struct kd_k3_open *model; /* eps_latent, comm, part */
 };
 

@@ -174,7 +174,8 @@ static int64_t ask_disk(struct kd_prefix *p, const struct kd_prefix_key *k, cons
 }
 
 int kd_prefix_find(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
-                   int64_t limit, struct kd_k3_seq **seq, int64_t *load, struct kd_err *err)
+                   int64_t limit, bool disk, struct kd_k3_seq **seq, int64_t *load,
+                   struct kd_err *err)
 {
     struct kd_prefix_entry *best = NULL;
     uint64_t h = chain_start(p, k), disk_hash = 0;
@@ -185,7 +186,7 @@ int kd_prefix_find(struct kd_prefix *p, const struct kd_prefix_key *k, const int
         h = chain(h, ids + at - KD_K3_PAGE);
         struct kd_prefix_entry *e = look(p, h, k, ids, at);
         best = e ? e : best;
-        if (p->disk && kd_prefix_disk_has(p->disk, h, at)) {
+        if (disk && p->disk && kd_prefix_disk_has(p->disk, h, at)) {
             on_disk = at;
             disk_hash = h;
         }

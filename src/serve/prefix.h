@@ -27,16 +27,17 @@ int kd_prefix_open(struct kd_prefix **p, const struct kd_k3_model *m, const char
 /* Ends the disk's thread after what it has to write. */
 void kd_prefix_close(struct kd_prefix *p);
 
-/* What a state depends on besides the tokens. */
+/* What a state depends on besides the tokens. Bytes after the owner's end are zero. */
 struct kd_prefix_key {
     char owner[65];
     int64_t experts_used;
     double expert_mass;
 };
-/* A new sequence in the state of the longest cached prefix of ids[0..limit), or *seq NULL. If the
- * disk has one that is worth reading, it is asked for: *load is then the ticket, else 0. */
+/* A new sequence in the state of the longest cached prefix of ids[0..limit), or *seq NULL. If
+ * `disk` and the disk has one that is worth reading, that is asked for: *load is then the ticket,
+ * else 0. */
 int kd_prefix_find(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
-                   int64_t limit, struct kd_k3_seq **seq, int64_t *load,
+                   int64_t limit, bool disk, struct kd_k3_seq **seq, int64_t *load,
                    struct kd_err *err) KD_MUST;
 /* Takes in what was read. */
 void kd_prefix_poll(struct kd_prefix *p);
