@@ -93,9 +93,3 @@ int kd_kern_pick(struct kd_kern *k, struct kd_err *err)
             return kd_kern_for(k, best[i], err);
     return kd_kern_for(k, KD_ISA_REF, err);
 }
-
-#define KD_WEAK __attribute__((weak))
-KD_WEAK void kd_kern_set_exl3_neon(struct kd_kern *k)
-{
-    (void)k;
-}

@@ -14,6 +14,7 @@ enum {
 
 struct kd_trellis_scratch {
     int16_t natural[65536];                   /* codebook on the grid, by state */
+    int16_t swapped[65536];                   /* the same, by state with its bytes exchanged */
     int16_t value[KD_TRELLIS_TABLES][65536];  /* the same in the order of the inner loops */
     uint16_t cost[KD_TRELLIS_PAIR][2][32768]; /* by edge */
     /* Costs kept along the way, at most 128 times 16384 of 2 bytes a tile; in the plain search a byte
