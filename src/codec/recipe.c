@@ -17,7 +17,7 @@ struct kd_recipe kd_recipe_of(enum kd_recipe_name name)
                                   .matched = true,
                                   .row_power = 0.5f,
                                   .refit = true,
-                                  .damping = 0.025f,
+                                  .damping = 0.05f,
                                   .seam = 128};
     }
     kd_assert_fail("a named recipe", __FILE__, __LINE__);
