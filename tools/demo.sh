@@ -1,6 +1,6 @@
 #!/bin/sh
 # The main job on the small model of the repository: convert it to 2.3 bits, measure it against the
-# original on text that the conversion did not see, and let it answer. About a minute on two cores.
+# original on text that the conversion did not see, and let it answer.
 set -eu
 cd "$(dirname "$0")/.."
 k=build/kondense
@@ -16,12 +16,12 @@ done
 rm -rf "$dst"
 mkdir -p build/demo
 now() { date +%s; }
-bytes() { cat "$1"/*.safetensors | wc -c | awk '{printf "%.1f MB", $1 / 1e6}'; }
+bytes() { cat "$1"/model-*.safetensors | wc -c | awk '{printf "%.1f MB", $1 / 1e6}'; }
 
 step() { # TITLE COMMAND...: shows the command, keeps its output for a failure
     title=$1
     shift
-    echo "\$ kondense $*" | sed 's/ --quiet//'
+    echo "\$ kondense $*"
     began=$(now)
     if ! "$k" "$@" >build/demo/out.txt; then
         cat build/demo/out.txt >&2
@@ -39,5 +39,8 @@ step check check "$src" "$dst" --text "$text/eval.txt" --cols 512 \
 sed 's/^/  /' build/demo/out.txt
 echo "  ($took s; the same with plots: build/demo/report.html)"
 echo
-echo "\$ kondense chat $dst"
-printf '%s\n' 'Tell me about the sea.' | "$k" chat "$dst"
+chat="chat $dst --tools tests/data/tools.json --temp 0 -p"
+for q in 'What is 17 plus 25?' 'What is the capital of Poland?'; do
+    echo "\$ kondense $chat '$q'"
+    "$k" $chat "$q" | sed '/^$/d; s/^/  /'
+done
