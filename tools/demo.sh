@@ -39,8 +39,7 @@ step check check "$src" "$dst" --text "$text/eval.txt" --cols 512 \
 sed 's/^/  /' build/demo/out.txt
 echo "  ($took s; the same with plots: build/demo/report.html)"
 echo
-chat="chat $dst --tools tests/data/tools.json --temp 0 -p"
 for q in 'What is 17 plus 25?' 'What is the capital of Poland?'; do
-    echo "\$ kondense $chat '$q'"
-    "$k" $chat "$q" | sed '/^$/d; s/^/  /'
+    step chat chat "$dst" --tools tests/data/tools.json --temp 0 -p "$q"
+    sed '/^$/d; s/^/  /' build/demo/out.txt
 done
