@@ -13,15 +13,21 @@ void kd_ngram_release(struct kd_ngram *g)
     memset(g, 0, sizeof *g);
 }
 
-static int64_t place(const struct kd_ngram *g, const int32_t *ids)
+/* The slot of the three tokens before ids + end: theirs, or the free one where they belong. The
+ * table is never more than half full. */
+static int32_t *slot(const struct kd_ngram *g, const int32_t *ids, int64_t end)
 {
-    uint64_t h = 0;
-    for (int i = 0; i < N; i++)
-        h = kd_rand_u64(h, (uint32_t)ids[i]);
-    return (int64_t)(h & (uint64_t)(g->cap - 1));
+    uint64_t h = 0, mask = (uint64_t)(g->cap - 1);
+    for (int i = N; i > 0; i--)
+        h = kd_rand_u64(h, (uint32_t)ids[end - i]);
+    for (;; h++) {
+        int32_t *s = &g->end[h & mask];
+        if (!*s || !memcmp(ids + *s - N, ids + end - N, N * sizeof *ids))
+            return s;
+    }
 }
 
-/* Enters all triples that end before `count`. A later one takes the place of an earlier one. */
+/* Enters all triples that end before `count`. A later one takes the place of its like. */
 static int enter(struct kd_ngram *g, const int32_t *ids, int64_t count)
 {
     if (g->cap < 2 * count) {
@@ -34,7 +40,7 @@ static int enter(struct kd_ngram *g, const int32_t *ids, int64_t count)
         g->cap = cap;
     }
     for (g->seen = g->seen < N ? N : g->seen; g->seen < count; g->seen++)
-        g->end[place(g, ids + g->seen - N)] = (int32_t)g->seen;
+        *slot(g, ids, g->seen) = (int32_t)g->seen;
     return 0;
 }
 
@@ -44,7 +50,7 @@ int64_t kd_ngram_draft(struct kd_ngram *g, const int32_t *ids, int64_t count, in
     *agree = 0;
     if (count <= N || max <= 0 || enter(g, ids, count))
         return 0;
-    int64_t at = g->end[place(g, ids + count - N)], n = 0;
+    int64_t at = *slot(g, ids, count), n = 0;
     while (n < AGREE_MAX && n < at && ids[at - 1 - n] == ids[count - 1 - n])
         n++;
     if (n < N)

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 struct kd_ngram {
-    int32_t *end; /* [cap] by hash of three tokens: position after their latest occurrence */
+    int32_t *end; /* [cap] by three tokens: position after their latest occurrence, or 0 */
     int64_t cap;  /* a power of two */
     int64_t seen; /* positions in the table */
 };
