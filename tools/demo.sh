@@ -21,7 +21,12 @@ bytes() { cat "$1"/model-*.safetensors | wc -c | awk '{printf "%.1f MB", $1 / 1e
 step() { # TITLE COMMAND...: shows the command, keeps its output for a failure
     title=$1
     shift
-    echo "\$ kondense $*"
+    printf '$ kondense'
+    for word; do
+        case $word in *' '*) word="'$word'" ;; esac
+        printf ' %s' "$word"
+    done
+    echo
     began=$(now)
     if ! "$k" "$@" >build/demo/out.txt; then
         cat build/demo/out.txt >&2
