@@ -199,7 +199,7 @@ int kd_k3_open(struct kd_k3_model **m, const char *dir, const struct kd_run *run
 void kd_k3_close(struct kd_k3_model *m);
 const struct kd_k3_cfg *kd_k3_config(const struct kd_k3_model *m);
 const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m);
-int kd_k3_seq_open(struct kd_k3_seq **s, const struct kd_k3_model *m, struct kd_err *err) KD_MUST;
+int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct kd_err *err) KD_MUST;
 void kd_k3_seq_close(struct kd_k3_seq *s);
 int64_t kd_k3_seq_pos(const struct kd_k3_seq *s);
 /* A second sequence in the same state. KDA states and a page that is not full are copied, full

@@ -309,11 +309,9 @@ int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *spec,
     return 0;
 }
 
-void kd_engine_metrics(const struct kd_engine *engine, struct kd_engine_metrics *m)
+void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
 {
-    struct kd_engine *e;
     struct kd_prefix_figures f = {0};
-    memcpy(&e, &engine, sizeof e); /* the lock changes, nothing else */
     if (e->prefix)
         kd_prefix_figures(e->prefix, &f);
     pthread_mutex_lock(&e->lock);
@@ -334,10 +332,8 @@ void kd_engine_metrics(const struct kd_engine *engine, struct kd_engine_metrics 
     m->draft_rate = m->draft_tokens ? (double)m->draft_accepted / (double)m->draft_tokens : 0;
 }
 
-bool kd_engine_healthy(const struct kd_engine *engine, struct kd_err *err)
+bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err)
 {
-    struct kd_engine *e;
-    memcpy(&e, &engine, sizeof e);
     pthread_mutex_lock(&e->lock);
     bool well = !e->failed;
     if (!well && err)

@@ -157,7 +157,7 @@ struct kd_refused {
 };
 
 /* Opens model and tokenizer of a folder and starts the worker. Strings are copied. */
-int kd_engine_open(struct kd_engine **e, const char *dir, const struct kd_engine_options *o,
+int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engine_options *o,
                    struct kd_err *err) KD_MUST;
 /* Cancels everything, joins the threads. All requests must have been released. */
 void kd_engine_close(struct kd_engine *e);
@@ -176,9 +176,10 @@ void kd_engine_trace(struct kd_engine *e,
                                    const int32_t *ids, const float *w),
                      void *ctx);
 
-/* 0 and *r, or -1 with refused->why (err has the sentence). Never waits for the model. */
-int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *spec, struct kd_request **r,
-                     struct kd_refused *refused, struct kd_err *err) KD_MUST;
+/* 0 and *out, or -1 with refused->why (err has the sentence). Never waits for the model. */
+int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *spec,
+                     struct kd_request **out, struct kd_refused *refused,
+                     struct kd_err *err) KD_MUST;
 /* Up to `max` events into `events`. Waits up to timeout_s for the first. Number of events (0: none
  * came in time), or -1 when every choice has ended and its events are taken. */
 int64_t kd_request_wait(struct kd_request *r, struct kd_event *events, int64_t max,
@@ -231,8 +232,8 @@ struct kd_engine_metrics {
     double draft_rate;                               /* accepted of drafted, recent */
     struct kd_histogram first_token, per_token, queue_wait, step;
 };
-void kd_engine_metrics(const struct kd_engine *e, struct kd_engine_metrics *m);
+void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m);
 /* False once the worker has failed for good (health check); err says why. */
-bool kd_engine_healthy(const struct kd_engine *e, struct kd_err *err);
+bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err);
 
 #endif

@@ -169,7 +169,7 @@ struct kd_engine {
 
 /* request.c */
 void kd_request_free(struct kd_request *r);
-int kd_request_new(struct kd_request **r, struct kd_engine *e, const struct kd_request_spec *spec,
+int kd_request_new(struct kd_request **out, struct kd_engine *e, const struct kd_request_spec *s,
                    struct kd_err *err) KD_MUST;
 /* Lock held: events of a choice that may go out, and its end. */
 void kd_request_publish(struct kd_choice *c, double now);

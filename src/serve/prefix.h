@@ -22,7 +22,7 @@ struct kd_prefix_options {
     void (*loaded)(void *ctx); /* a load has ended: call kd_prefix_poll; any thread */
     void *ctx;
 };
-int kd_prefix_open(struct kd_prefix **p, const struct kd_k3_model *m, const char *fingerprint,
+int kd_prefix_open(struct kd_prefix **out, const struct kd_k3_model *m, const char *fingerprint,
                    const struct kd_prefix_options *o, struct kd_err *err) KD_MUST;
 /* Ends the disk's thread after what it has to write. */
 void kd_prefix_close(struct kd_prefix *p);

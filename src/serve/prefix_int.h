@@ -18,7 +18,7 @@ struct kd_prefix_entry {
     struct kd_prefix_entry *next;          /* of its bucket, or of a list of loads */
     struct kd_prefix_entry *newer, *older; /* by last use */
 };
-int kd_prefix_entry_new(struct kd_prefix_entry **e, uint64_t hash, const struct kd_prefix_key *k,
+int kd_prefix_entry_new(struct kd_prefix_entry **out, uint64_t hash, const struct kd_prefix_key *k,
                         const int32_t *ids, int64_t count, struct kd_err *err) KD_MUST;
 void kd_prefix_entry_drop(struct kd_prefix_entry *e);
 bool kd_prefix_entry_is(const struct kd_prefix_entry *e, uint64_t hash,
@@ -26,7 +26,7 @@ bool kd_prefix_entry_is(const struct kd_prefix_entry *e, uint64_t hash,
 
 /* The folder of files, and the thread that reads and writes them. Thread-safe. */
 struct kd_prefix_disk;
-int kd_prefix_disk_open(struct kd_prefix_disk **d, const struct kd_k3_model *m,
+int kd_prefix_disk_open(struct kd_prefix_disk **out, const struct kd_k3_model *m,
                         const char *fingerprint, const struct kd_prefix_options *o,
                         struct kd_err *err) KD_MUST;
 void kd_prefix_disk_close(struct kd_prefix_disk *d);

@@ -229,7 +229,7 @@ static int ring_room(struct kd_request *r, int64_t more)
         cap *= 2;
     if (kd_mem_new(&grown, cap, sizeof *grown, "events", NULL))
         return -1;
-    for (int64_t i = 0; i < r->ring_used; i++)
+    for (int64_t i = 0; r->ring_cap && i < r->ring_used; i++)
         grown[i] = r->ring[(r->ring_first + i) % r->ring_cap];
     kd_mem_free(r->ring);
     r->ring = grown;
