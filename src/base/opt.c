@@ -190,12 +190,15 @@ void kd_opt_help(struct kd_buf *out, const struct kd_cmd *cmd)
     kd_buf_printf(out, "\nexample:\n  %s\n", cmd->example);
 }
 
+/* Words mean themselves, also where scdoc looks for lists and tables. */
 static void escaped(struct kd_buf *out, const char *text)
 {
+    bool line_start = true;
     for (; *text; text++) {
-        if (strchr("_*\\#<>`", *text))
+        if (strchr("_*\\#<>`", *text) || (line_start && strchr("-.;:|[]!", *text)))
             kd_buf_char(out, '\\');
         kd_buf_char(out, *text);
+        line_start = *text == '\n';
     }
 }
 
