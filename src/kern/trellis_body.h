@@ -8,7 +8,7 @@
  * and the 2^a results are interleaved on their way out. From a = 5 on, all lanes of successive e
  * share their in-edges, which are broadcast; the table is then [e / LANES][b][lane].
  *
- * Costs. Three forms, by the grid, all equal to cost + round(D^2 / 64), of which all that is over
+ * Costs. Three forms, by the range of targets, all equal to cost + round(D^2 / 64), of which all that is over
  * KD_SEARCH_CAP is alike:
  *   FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product with f more bits; the minimum is cleaned
  *               of its surplus bits, candidates need not be. Costs are cut to the limit every
@@ -39,11 +39,11 @@ enum {
     TRUNC_ONE = 1 << TRUNC_BITS,
     TRUNC_SHIFT = 5 + TRUNC_BITS / 2, /* from the grid to the table's scale */
     ROUND_SHIFT = 4,
-    /* Largest grids: targets must fit 16 bits once shifted. */
-    TRUNC_GRID = 120,
-    ROUND_GRID = 560,
-    /* Up to here a wrapped difference is over the limit, so that no saturation is needed. */
-    WRAP_GRID = 92
+    /* Largest limits of targets, which must fit 16 bits once shifted. */
+    TRUNC_LIMIT = 511,
+    ROUND_LIMIT = 2047,
+    /* Up to here a difference that wraps is still over the cap, so that no saturation is needed. */
+    WRAP_LIMIT = 430
 };
 _Static_assert(KD_SEARCH_SHIFT == 6 && 255 * 255 / 64 > KD_SEARCH_CAP, "FORM_EXACT relies on it");
 
@@ -435,8 +435,10 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     bool made[KD_TRELLIS_TABLES] = {false};
 
     s->grid = kd_search_grid_of(s->rate, cb, level);
-    s->form = s->grid.grid <= TRUNC_GRID ? FORM_TRUNC : s->grid.grid <= ROUND_GRID ? FORM_ROUND : FORM_EXACT;
-    s->wrap = s->grid.grid <= WRAP_GRID;
+    s->form = s->grid.limit <= TRUNC_LIMIT   ? FORM_TRUNC
+              : s->grid.limit <= ROUND_LIMIT ? FORM_ROUND
+                                             : FORM_EXACT;
+    s->wrap = s->grid.limit <= WRAP_LIMIT;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
     s->segment = s->rate.base == 1 ? 4 : 7u / (s->rate.base + (s->rate.mask ? 1u : 0u));
     s->segment = s->segment ? s->segment : 1;

@@ -97,7 +97,7 @@ enum {
 
 struct kd_search_grid {
     float grid;
-    int low, high; /* targets are cut to this range, a little wider than the codebook's */
+    int limit; /* targets are cut to -limit..limit, a little wider than the codebook */
 };
 
 KD_HD static inline int kd_search_round(float grid, float x)
@@ -118,11 +118,14 @@ KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, en
     unsigned n = kd_rate_to16(r);
     float grid = (float)(step[n % 16u] << (n / 16u - 1u));
     struct kd_search_grid g;
+    int widest;
 
     /* 3INST and MCG are 1.244 times as wide as mul1. */
     g.grid = (cb == KD_CB_MUL1 ? grid : grid * 0.8125f) / (float)(1u << level);
-    g.low = kd_search_round(g.grid, cb == KD_CB_MUL1 ? -3.453125f : -3.95703125f) - 96;
-    g.high = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.34765625f : 3.97265625f) + 96;
+    /* A target outside the codebook by n units costs n^2 / 64 at its nearest value: well under the cap,
+     * yet enough to tell that value from others. */
+    widest = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.453125f : 3.97265625f);
+    g.limit = widest + (widest <= 415 ? 96 : 192);
     return g;
 }
 
@@ -137,9 +140,9 @@ KD_HD static inline int kd_search_target(struct kd_search_grid g, float w)
     int t;
 
     if (!(w > -8.0f)) /* wider than any codebook */
-        return g.low;
-    t = w < 8.0f ? kd_search_round(g.grid, w) : g.high;
-    return t < g.low ? g.low : t > g.high ? g.high : t;
+        return -g.limit;
+    t = w < 8.0f ? kd_search_round(g.grid, w) : g.limit;
+    return t < -g.limit ? -g.limit : t > g.limit ? g.limit : t;
 }
 
 KD_HD static inline int kd_search_add(int cost, int d)
