@@ -47,7 +47,7 @@ void kd_draft_plan(struct kd_engine *e, struct kd_choice *c, int64_t rows)
     int64_t max = e->o.draft_max, agree;
     int64_t left = c->r->spec.max_tokens - c->made - 1;
     max = max < left ? max : left;
-    left = e->o.context - c->lane.ids.count - 1;
+    left = c->planned - c->lane.ids.count; /* never past the context either */
     max = max < left ? max : left;
     c->draft_count = 0;
     if (max <= 0)

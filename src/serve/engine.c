@@ -28,6 +28,7 @@ static int set_options(struct kd_engine *e, const struct kd_engine_options *o, s
     set_default(&p->max_queued, 64);
     set_default(&p->max_queued_owner, p->max_queued);
     set_default(&p->memory_bytes, machine_memory() / 4);
+    set_default(&p->grow_tokens, 4096);
     set_default(&p->chunk, 512);
     set_default(&p->cache_bytes, p->memory_bytes / 4);
     set_default(&p->disk_bytes, (int64_t)16 << 30);
@@ -43,7 +44,8 @@ static int set_options(struct kd_engine *e, const struct kd_engine_options *o, s
     p->model = NULL;
     if (p->max_running < 1 || p->max_running > 4096 || p->max_queued < 0 || p->chunk < KD_K3_PAGE ||
         p->chunk % KD_K3_PAGE || p->checkpoint_tokens < KD_K3_PAGE ||
-        p->checkpoint_tokens % KD_K3_PAGE || p->events < 1 || p->memory_bytes < 0)
+        p->checkpoint_tokens % KD_K3_PAGE || p->grow_tokens < 1 || p->events < 1 ||
+        p->memory_bytes < 0)
         return kd_fail(err, KD_EINVAL, "an option of the engine is outside its range");
     return 0;
 }
@@ -214,6 +216,18 @@ void kd_engine_trace(struct kd_engine *e,
     e->trace_ctx = ctx;
 }
 
+int64_t kd_engine_room(const struct kd_engine *e, int64_t prompt_count, int64_t choices)
+{
+    int64_t whole = prompt_count / KD_K3_PAGE, n = choices ? choices : 1;
+    if (prompt_count < 1 || n < 1 || n > e->o.max_running || prompt_count > e->o.context)
+        return -1;
+    int64_t each = (e->o.memory_bytes - whole * e->page_bytes) / n - e->fixed_bytes;
+    int64_t pages = each < 0 ? -1 : each / e->page_bytes;
+    int64_t fits = pages < 0 ? -1 : (whole + pages) * KD_K3_PAGE - prompt_count;
+    int64_t left = e->o.context - prompt_count;
+    return fits < 0 ? -1 : fits < left ? fits : left;
+}
+
 /* Lock held. Seconds until a place in the queue is likely free. */
 static double retry_after(const struct kd_engine *e)
 {
@@ -248,17 +262,17 @@ static enum kd_refusal may_queue(const struct kd_engine *e, const struct kd_requ
 
 static int too_long(const struct kd_engine *e, const struct kd_request *r, struct kd_err *err)
 {
-    int64_t need = r->need_bytes + r->spec.choices * r->choice_bytes;
     if (r->spec.prompt_count > e->o.context ||
         (r->spec.max_tokens && r->spec.prompt_count == e->o.context))
         return kd_fail(err, KD_EINVAL, "a prompt of %lld tokens: the context is %lld",
                        (long long)r->spec.prompt_count, (long long)e->o.context);
-    if (need > e->o.memory_bytes)
+    if (r->most_bytes > e->o.memory_bytes)
         return kd_fail(err, KD_EINVAL,
                        "%lld tokens of prompt and up to %lld more, %lld times, take %lld bytes; "
                        "%lld are planned for sequences",
                        (long long)r->spec.prompt_count, (long long)r->spec.max_tokens,
-                       (long long)r->spec.choices, (long long)need, (long long)e->o.memory_bytes);
+                       (long long)r->spec.choices, (long long)r->most_bytes,
+                       (long long)e->o.memory_bytes);
     return 0;
 }
 

@@ -40,22 +40,23 @@ struct kd_request;
 
 /* Zero in any field: the default in parentheses. */
 struct kd_engine_options {
-    int threads;               /* of the model (all CPUs) */
-    int64_t max_running;       /* sequences at once; each choice is one (16) */
-    int64_t max_queued;        /* requests that wait; more are refused (64) */
-    int64_t max_queued_owner;  /* of one owner (max_queued) */
-    int64_t memory_bytes;      /* of all running sequences (a quarter of the machine's) */
-    int64_t context;           /* tokens of one sequence (the model's) */
-    int64_t chunk;             /* tokens of prefill in one step, a multiple of 64 (512) */
-    double step_ms;            /* a step's aim while others decode: prefill is cut to fit (250) */
-    int64_t cache_bytes;       /* prefix cache in memory (a quarter of memory_bytes); < 0: none */
-    const char *disk_dir;      /* prefix cache on disk (none); the folder is locked */
-    int64_t disk_bytes;        /* (16 GiB) */
-    int64_t disk_min_tokens;   /* shorter prefixes stay in memory (512) */
-    int64_t checkpoint_tokens; /* extra checkpoints in long prompts, this far apart (8192) */
-    int64_t events;            /* results a request holds before its sequences pause (256) */
-    int64_t draft_max;         /* tokens drafted ahead by n-grams (4); < 0: no speculation */
-    bool no_idle_prefill;      /* do not prefill answers again when there is nothing to do */
+    int threads;              /* of the model (all CPUs) */
+    int64_t max_running;      /* sequences at once; each choice is one (16) */
+    int64_t max_queued;       /* requests that wait; more are refused (64) */
+    int64_t max_queued_owner; /* of one owner (max_queued) */
+    int64_t memory_bytes;     /* of all running sequences (a quarter of the machine's) */
+    int64_t grow_tokens;  /* memory is planned for so many tokens of an answer at a time (4096) */
+    int64_t context;      /* tokens of one sequence (the model's) */
+    int64_t chunk;        /* tokens of prefill in one step, a multiple of 64 (512) */
+    double step_ms;       /* a step's aim while others decode: prefill is cut to fit (250) */
+    int64_t cache_bytes;  /* prefix cache in memory (a quarter of memory_bytes); < 0: none */
+    const char *disk_dir; /* prefix cache on disk (none); the folder is locked */
+    int64_t disk_bytes;   /* (16 GiB) */
+    int64_t disk_min_tokens;        /* shorter prefixes stay in memory (512) */
+    int64_t checkpoint_tokens;      /* extra checkpoints in long prompts, this far apart (8192) */
+    int64_t events;                 /* results a request holds before its sequences pause (256) */
+    int64_t draft_max;              /* tokens drafted ahead by n-grams (4); < 0: no speculation */
+    bool no_idle_prefill;           /* do not prefill answers again when there is nothing to do */
     const struct kd_k3_open *model; /* eps_latent, comm, part */
 };
 
@@ -169,6 +170,10 @@ const struct kd_tok *kd_engine_tok(const struct kd_engine *e);
 const struct kd_k3_cfg *kd_engine_config(const struct kd_engine *e);
 const struct kd_ckpt *kd_engine_ckpt(const struct kd_engine *e);
 const char *kd_engine_model_hash(const struct kd_engine *e); /* 64 hex digits: weights and config */
+/* The largest max_tokens that a request of so many prompt tokens and choices is taken with; < 0:
+ * none is. An answer's memory is reserved as it grows (grow_tokens), so a large one costs nothing
+ * before. */
+int64_t kd_engine_room(const struct kd_engine *e, int64_t prompt_count, int64_t choices);
 /* The routing of every token from now on goes to trace(ctx, layer, position, ids, weights), on the
  * worker; NULL switches it off. To be set before the first request. */
 void kd_engine_trace(struct kd_engine *e,
@@ -218,6 +223,7 @@ extern const double kd_histogram_bound[KD_HISTOGRAM_BINS - 1]; /* seconds: 1 ms 
 struct kd_engine_metrics {
     int64_t requests, refused, finished[KD_FINISH_ERROR + 1]; /* finished: choices by reason */
     int64_t queued, running, paused; /* requests; sequences; sequences whose reader is slow */
+    int64_t parked, parkings; /* sequences that had to give their memory back, now and so far */
     int64_t prompt_tokens, prefill_tokens, decode_tokens; /* prefill: really computed */
     int64_t idle_prefill_tokens;
     int64_t cache_hits, cache_misses, cached_tokens;

@@ -27,6 +27,8 @@ enum kd_stage {
     KD_STAGE_START, /* admitted, not looked up in the cache */
     KD_STAGE_LOAD,  /* the disk reads its prefix */
     KD_STAGE_PREFILL,
+    KD_STAGE_REPLAY,  /* was parked: its own tokens again, one by one, as they were made */
+    KD_STAGE_PARKED,  /* without memory: all that is left are its tokens */
     KD_STAGE_SIBLING, /* waits for choice 0's prefill */
     KD_STAGE_DECODE,
     KD_STAGE_ENDED
@@ -46,6 +48,8 @@ struct kd_choice {
     struct kd_lane lane;
     int64_t load;     /* ticket */
     bool loaded;      /* the disk was asked once */
+    bool starved;     /* this step: no memory for the next token */
+    int64_t planned;  /* tokens there is memory for */
     int64_t reserved; /* bytes of the plan that go when this choice ends */
     bool draftable;   /* room for taking drafts back is reserved */
     struct kd_pick pick;
@@ -76,7 +80,8 @@ struct kd_request {
     void *owned[7];
     int owned_count;
     int64_t need_bytes;   /* of the plan: prompt's pages, once */
-    int64_t choice_bytes; /* and for each choice */
+    int64_t choice_bytes; /* and for each choice, to begin with */
+    int64_t most_bytes;   /* all choices at their longest */
     struct kd_choice *choices;
     struct kd_buf visible; /* scratch: text of one token */
     /* lock */
@@ -112,6 +117,7 @@ struct kd_todo {
     int32_t ids[KD_K3_DRAFT_MAX]; /* a last token and its drafts */
     float *logits;                /* its rows */
     int64_t row, rows;            /* next to be looked at, all */
+    bool draft;                   /* fed one by one */
     bool active;
     uint64_t *mask; /* of the round under way; NULL: anything goes */
     struct kd_picked picked;
@@ -197,6 +203,16 @@ void kd_idle_remember(struct kd_engine *e, const struct kd_choice *c);
 bool kd_idle_ready(struct kd_engine *e);
 void kd_idle_drop(struct kd_engine *e);
 void kd_idle_release(struct kd_engine *e);
+
+/* plan.c: the memory's plan */
+/* Bytes of a sequence of so many tokens. */
+int64_t kd_plan_bytes(const struct kd_engine *e, int64_t tokens);
+/* Memory for the next step of a choice that decodes. */
+bool kd_plan_grow(struct kd_choice *c);
+/* Takes a starved choice's memory, so that others can go on. False: there is none. */
+bool kd_plan_park_one(struct kd_engine *e);
+/* Lets parked choices set out again as far as there is memory. False: some have to wait on. */
+bool kd_plan_unpark(struct kd_engine *e);
 
 /* draft.c */
 void kd_draft_plan(struct kd_engine *e, struct kd_choice *c, int64_t rows);

@@ -47,7 +47,7 @@ int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t
 
 void kd_lane_checkpoint(struct kd_engine *e, const struct kd_lane *l)
 {
-    if (l->fed <= l->prompt && is_checkpoint(e, l, l->fed))
+    if (is_checkpoint(e, l, l->fed))
         kd_prefix_put(e->prefix, &l->key, l->ids.id, l->seq);
 }
 

@@ -162,16 +162,20 @@ static void set_defaults(struct kd_request *r)
     r->submit_s = kd_clock_s();
 }
 
-/* Memory of the plan: pages of the prompt once, the rest for each choice. */
+/* Memory of the plan: the prompt's full pages once, the rest for each choice. */
 static void set_need(struct kd_request *r)
 {
     const struct kd_engine *e = r->e;
     int64_t most = e->o.context - r->spec.prompt_count;
     int64_t max = r->spec.max_tokens < most ? r->spec.max_tokens : most;
-    int64_t whole = r->spec.prompt_count / KD_K3_PAGE;
-    int64_t all = (r->spec.prompt_count + max + KD_K3_PAGE - 1) / KD_K3_PAGE;
-    r->need_bytes = whole * e->page_bytes;
-    r->choice_bytes = e->fixed_bytes + (all - whole) * e->page_bytes;
+    int64_t first = max < e->o.grow_tokens ? max : e->o.grow_tokens;
+    r->need_bytes = r->spec.prompt_count / KD_K3_PAGE * e->page_bytes;
+    r->choice_bytes = kd_plan_bytes(e, r->spec.prompt_count + first) - r->need_bytes;
+    r->most_bytes =
+        r->need_bytes +
+        r->spec.choices * (kd_plan_bytes(e, r->spec.prompt_count + max) - r->need_bytes);
+    for (int64_t i = 0; i < r->spec.choices; i++)
+        r->choices[i].planned = r->spec.prompt_count + first;
 }
 
 int kd_request_new(struct kd_request **out, struct kd_engine *e, const struct kd_request_spec *s,
@@ -190,7 +194,6 @@ int kd_request_new(struct kd_request **out, struct kd_engine *e, const struct kd
     pthread_cond_init(&r->changed, &attr);
     pthread_condattr_destroy(&attr);
     set_defaults(r);
-    set_need(r);
     if (own(r, &r->spec.prompt, s->prompt, s->prompt_count, sizeof *s->prompt, err) ||
         own(r, &r->spec.bias, s->bias, s->bias_count, sizeof *s->bias, err) ||
         own(r, &r->spec.stop_ids, s->stop_ids, s->stop_id_count, sizeof *s->stop_ids, err) ||
@@ -202,6 +205,7 @@ int kd_request_new(struct kd_request **out, struct kd_engine *e, const struct kd
         return -1;
     }
     set_choices(r);
+    set_need(r);
     *out = r;
     return 0;
 }

@@ -112,8 +112,9 @@ static bool admit_one(struct kd_engine *e, double now)
 static void admit(struct kd_engine *e, double now)
 {
     for (bool again = true; again;) {
+        bool all_run = kd_plan_unpark(e);
         pthread_mutex_lock(&e->lock);
-        while (admit_one(e, now))
+        while (all_run && admit_one(e, now))
             ;
         again = e->queue && e->idle_on; /* idle work makes room */
         pthread_mutex_unlock(&e->lock);
@@ -177,7 +178,7 @@ static void add(struct kd_engine *e, struct kd_choice *c, struct kd_lane *l, int
 /* Which readers are slow, and how many sequences decode. */
 static int64_t look_around(struct kd_engine *e)
 {
-    int64_t decoding = 0, paused = 0;
+    int64_t decoding = 0, paused = 0, parked = 0;
     pthread_mutex_lock(&e->lock);
     for (struct kd_request *r = e->running; r; r = r->next) {
         bool full = r->ring_used >= e->o.events;
@@ -185,12 +186,22 @@ static int64_t look_around(struct kd_engine *e)
             struct kd_choice *c = &r->choices[i];
             c->paused = full && c->stage == KD_STAGE_DECODE;
             paused += c->paused;
+            parked += c->stage == KD_STAGE_PARKED;
             decoding += c->stage == KD_STAGE_DECODE && !c->paused;
         }
     }
     e->m.paused = paused;
+    e->m.parked = parked;
     pthread_mutex_unlock(&e->lock);
     return decoding;
+}
+
+/* As the tokens were made: one by one, or as a draft, which has the same bits. */
+static void add_replay(struct kd_engine *e, struct kd_choice *c)
+{
+    int64_t left = c->lane.ids.count - 1 - c->lane.fed, most = c->draftable ? KD_K3_DRAFT_MAX : 1;
+    add(e, c, &c->lane, left < most ? left : most);
+    e->todo[e->todo_count - 1].draft = c->draftable;
 }
 
 static void add_decodes(struct kd_engine *e, int64_t decoding)
@@ -198,11 +209,25 @@ static void add_decodes(struct kd_engine *e, int64_t decoding)
     for (struct kd_request *r = e->running; r; r = r->next)
         for (int64_t i = 0; i < r->spec.choices; i++) {
             struct kd_choice *c = &r->choices[i];
+            c->starved = false;
+            if (c->stage == KD_STAGE_REPLAY)
+                add_replay(e, c);
             if (c->stage != KD_STAGE_DECODE || c->paused)
+                continue;
+            c->starved = !kd_plan_grow(c);
+            if (c->starved)
                 continue;
             kd_draft_plan(e, c, decoding);
             add(e, c, &c->lane, 1 + c->draft_count);
         }
+}
+
+static bool is_taken(const struct kd_engine *e, const struct kd_choice *c)
+{
+    for (int64_t i = 0; i < e->todo_count; i++)
+        if (e->todo[i].c == c)
+            return true;
+    return false;
 }
 
 /* Rather the one than the other, when both wait with a prefill. */
@@ -214,37 +239,38 @@ static bool before(const struct kd_lane *a, const struct kd_lane *b)
     return a->prompt - a->fed < b->prompt - b->fed;
 }
 
-static void add_prefill(struct kd_engine *e, int64_t budget)
+static struct kd_choice *best_prefill(const struct kd_engine *e)
 {
-    int64_t begin = e->todo_count, left = budget;
-    for (;;) {
-        struct kd_choice *best = NULL;
-        for (struct kd_request *r = e->running; r; r = r->next) {
-            struct kd_choice *c = &r->choices[0];
-            bool taken = c->stage != KD_STAGE_PREFILL;
-            for (int64_t i = begin; i < e->todo_count && !taken; i++)
-                taken = e->todo[i].c == c;
-            if (!taken && (!best || before(&c->lane, &best->lane)))
+    struct kd_choice *best = NULL;
+    for (struct kd_request *r = e->running; r; r = r->next)
+        for (int64_t i = 0; i < r->spec.choices; i++) {
+            struct kd_choice *c = &r->choices[i];
+            if (c->stage == KD_STAGE_PREFILL && !is_taken(e, c) &&
+                (!best || before(&c->lane, &best->lane)))
                 best = c;
         }
-        if (!best)
-            return;
-        int64_t n = kd_lane_next(e, &best->lane, left) - best->lane.fed;
-        if (e->todo_count > begin && n > left)
-            break;
-        best->lane.passed = 0;
-        add(e, best, &best->lane, n);
-        left -= n;
-    }
-    for (struct kd_request *r = e->running; r; r = r->next) {
-        struct kd_choice *c = &r->choices[0];
-        bool taken = c->stage != KD_STAGE_PREFILL;
-        for (int64_t i = begin; i < e->todo_count && !taken; i++)
-            taken = e->todo[i].c == c;
-        c->lane.passed += !taken;
-    }
+    return best;
 }
 
+static void add_prefill(struct kd_engine *e, int64_t budget)
+{
+    struct kd_choice *c;
+    for (int64_t left = budget; (c = best_prefill(e)) != NULL;) {
+        int64_t n = kd_lane_next(e, &c->lane, left) - c->lane.fed;
+        if (left < budget && n > left)
+            break;
+        c->lane.passed = 0;
+        add(e, c, &c->lane, n);
+        left -= n;
+    }
+    for (struct kd_request *r = e->running; r; r = r->next)
+        for (int64_t i = 0; i < r->spec.choices; i++) {
+            c = &r->choices[i];
+            c->lane.passed += c->stage == KD_STAGE_PREFILL && !is_taken(e, c);
+        }
+}
+
+/* The step's todo list. When all that could run starve, one gives way to the others. */
 static void plan(struct kd_engine *e)
 {
     int64_t decoding = look_around(e), budget = e->o.chunk;
@@ -256,6 +282,10 @@ static void plan(struct kd_engine *e)
             budget = fit < KD_K3_PAGE ? KD_K3_PAGE : (int64_t)fit / KD_K3_PAGE * KD_K3_PAGE;
     }
     add_prefill(e, budget);
+    if (!e->todo_count && kd_plan_park_one(e)) {
+        plan(e);
+        return;
+    }
     if (!e->todo_count && !e->running && kd_idle_ready(e))
         add(e, NULL, &e->idle_lane, kd_lane_next(e, &e->idle_lane, IDLE_CHUNK) - e->idle_lane.fed);
 }

@@ -14,7 +14,9 @@ static bool drafting(const struct kd_todo *t)
 
 static int wanted(const struct kd_todo *t)
 {
-    if (!t->c || t->lane->fed + t->count < t->lane->prompt || !t->c->r->spec.max_tokens)
+    const struct kd_choice *c = t->c;
+    bool reads_on = !c || t->lane->fed + t->count < t->lane->prompt;
+    if (reads_on || !c->r->spec.max_tokens || (c->made && c->stage != KD_STAGE_DECODE))
         return 0;
     return drafting(t) ? 2 : 1;
 }
@@ -55,7 +57,7 @@ static int prepare(struct kd_engine *e, struct kd_err *err)
                                           .ids = t->lane->ids.id + t->lane->fed,
                                           .count = t->count,
                                           .want = want,
-                                          .draft = want == 2};
+                                          .draft = want == 2 || t->draft};
         if (want != 2)
             continue;
         t->ids[0] = t->lane->ids.id[t->lane->fed];
@@ -150,6 +152,15 @@ static void fan_out(struct kd_engine *e, const struct kd_todo *t)
     }
 }
 
+/* A parked choice on its way back to where it was. */
+static void back_again(struct kd_choice *c)
+{
+    if (c->lane.fed == c->lane.ids.count - 1)
+        c->stage = KD_STAGE_DECODE;
+    else if (c->lane.fed >= c->lane.prompt)
+        c->stage = KD_STAGE_REPLAY;
+}
+
 /* What was fed is in: positions, checkpoints. */
 static void advance(struct kd_engine *e)
 {
@@ -160,8 +171,11 @@ static void advance(struct kd_engine *e)
         t->lane->fed += t->count;
         if (t->c && t->c->stage == KD_STAGE_DECODE)
             continue;
-        kd_lane_checkpoint(e, t->lane);
-        if (t->c && t->lane->fed == t->lane->prompt)
+        if (t->lane->fed <= t->lane->prompt)
+            kd_lane_checkpoint(e, t->lane);
+        if (t->c && t->c->made)
+            back_again(t->c);
+        else if (t->c && t->lane->fed == t->lane->prompt)
             fan_out(e, t);
     }
     for (int64_t i = 0; i < e->todo_count; i++)
