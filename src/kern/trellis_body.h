@@ -435,10 +435,9 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     bool made[KD_TRELLIS_TABLES] = {false};
 
     s->grid = kd_search_grid_of(s->rate, cb, level);
-    s->form = s->grid.limit <= TRUNC_LIMIT   ? FORM_TRUNC
-              : s->grid.limit <= ROUND_LIMIT ? FORM_ROUND
-                                             : FORM_EXACT;
-    s->wrap = s->grid.limit <= WRAP_LIMIT;
+    int limit = -s->grid.low > s->grid.high ? -s->grid.low : s->grid.high;
+    s->form = limit <= TRUNC_LIMIT ? FORM_TRUNC : limit <= ROUND_LIMIT ? FORM_ROUND : FORM_EXACT;
+    s->wrap = limit <= WRAP_LIMIT;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
     s->segment = s->rate.base == 1 ? 4 : 7u / (s->rate.base + (s->rate.mask ? 1u : 0u));
     s->segment = s->segment ? s->segment : 1;

@@ -97,7 +97,7 @@ enum {
 
 struct kd_search_grid {
     float grid;
-    int limit; /* targets are cut to -limit..limit, a little wider than the codebook */
+    int low, high; /* targets are cut to this range, a little wider than the codebook's */
 };
 
 KD_HD static inline int kd_search_round(float grid, float x)
@@ -118,14 +118,15 @@ KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, en
     unsigned n = kd_rate_to16(r);
     float grid = (float)(step[n % 16u] << (n / 16u - 1u));
     struct kd_search_grid g;
-    int widest;
+    int cut;
 
     /* 3INST and MCG are 1.244 times as wide as mul1. */
     g.grid = (cb == KD_CB_MUL1 ? grid : grid * 0.8125f) / (float)(1u << level);
     /* A target outside the codebook by n units costs n^2 / 64 at its nearest value: well under the cap,
-     * yet enough to tell that value from others. */
-    widest = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.453125f : 3.97265625f);
-    g.limit = widest + (widest <= 415 ? 96 : 192);
+     * yet enough to tell that value from others. The wide codebooks are used nearer to their ends. */
+    cut = cb == KD_CB_MUL1 || g.grid <= 104.0f ? 96 : 192;
+    g.low = kd_search_round(g.grid, cb == KD_CB_MUL1 ? -3.453125f : -3.95703125f) - cut;
+    g.high = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.34765625f : 3.97265625f) + cut;
     return g;
 }
 
@@ -140,9 +141,9 @@ KD_HD static inline int kd_search_target(struct kd_search_grid g, float w)
     int t;
 
     if (!(w > -8.0f)) /* wider than any codebook */
-        return -g.limit;
-    t = w < 8.0f ? kd_search_round(g.grid, w) : g.limit;
-    return t < -g.limit ? -g.limit : t > g.limit ? g.limit : t;
+        return g.low;
+    t = w < 8.0f ? kd_search_round(g.grid, w) : g.high;
+    return t < g.low ? g.low : t > g.high ? g.high : t;
 }
 
 KD_HD static inline int kd_search_add(int cost, int d)
