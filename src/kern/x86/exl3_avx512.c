@@ -93,16 +93,39 @@ FLAT __m512i states(const struct unpack *u, const enum layout layout, const uint
     return _mm512_and_si512(x, _mm512_set1_epi32(0xffff));
 }
 
-/* mul1: the byte sum lands in the low bits of the float 2^23, one fma makes the value (exact), and
- * splitting it at 11 bits rounds it to fp16 (no value is subnormal or a wrong tie; tested). */
-FLAT __m512 value_mul1(__m512i s)
+/* mul1, GROUPS vectors abreast, stage by stage, because one after the other would fill the scheduler
+ * with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma makes the value
+ * f (exact). Splitting it at 11 bits then rounds it to fp16: t = 8193 f, t - (t - f); no value is zero,
+ * subnormal or a tie that this would round the wrong way (tested). 8192 f is an addition to the exponent. */
+enum { GROUPS = 4 };
+
+FLAT void values_mul1(const __m512i s[GROUPS], __m512 v[GROUPS])
 {
-    __m512i x = _mm512_mullo_epi32(s, _mm512_set1_epi32((int)0x83DCD12Du));
-    __m512i b = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x, _mm512_set1_epi32(0x01010101));
-    __m512 f = _mm512_fmadd_ps(_mm512_castsi512_ps(b), _mm512_set1_ps(887.0f / 131072.0f),
-                               _mm512_set1_ps(-56771.453125f));
-    __m512 t = _mm512_mul_ps(f, _mm512_set1_ps(8193.0f));
-    return _mm512_sub_ps(t, _mm512_sub_ps(t, f));
+    const __m512i mul = _mm512_set1_epi32((int)0x83DCD12Du), ones = _mm512_set1_epi32(0x01010101);
+    const __m512 slope = _mm512_set1_ps(887.0f / 131072.0f), start = _mm512_set1_ps(-56771.453125f);
+    __m512i x[GROUPS];
+    __m512 t[GROUPS];
+
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++)
+        x[j] = _mm512_mullo_epi32(s[j], mul);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++)
+        x[j] = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x[j], ones);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++)
+        v[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(x[j]), slope, start);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++) {
+        __m512i up = _mm512_add_epi32(_mm512_castps_si512(v[j]), _mm512_set1_epi32(13 << 23));
+        t[j] = _mm512_add_ps(v[j], _mm512_castsi512_ps(up));
+    }
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++)
+        v[j] = _mm512_sub_ps(t[j], v[j]);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < GROUPS; j++)
+        v[j] = _mm512_sub_ps(t[j], v[j]);
 }
 
 FLAT __m512 value_halves(__m512i s, bool mcg)
@@ -117,30 +140,39 @@ FLAT __m512 value_halves(__m512i s, bool mcg)
     return _mm512_cvtph_ps(_mm512_cvtps_ph(_mm512_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT));
 }
 
-FLAT __m512 values(const struct unpack *u, const enum layout layout, const uint8_t *tile, const uint8_t *back,
-                   unsigned g)
+/* 256 floats in ring order. */
+FLAT void decode_layout(const struct unpack *u, const enum layout layout, const uint8_t *tile, const uint8_t *back,
+                        float *out)
 {
-    __m512i s = states(u, layout, tile, back, g);
-    return u->cb == KD_CB_MUL1 ? value_mul1(s) : value_halves(s, u->cb == KD_CB_MCG);
+    for (unsigned g = 0; g < 16; g += GROUPS) {
+        __m512i s[GROUPS];
+        __m512 v[GROUPS];
+#pragma GCC unroll 4
+        for (unsigned j = 0; j < GROUPS; j++)
+            s[j] = states(u, layout, tile, back, g + j);
+        if (u->cb == KD_CB_MUL1)
+            values_mul1(s, v);
+        else
+            for (unsigned j = 0; j < GROUPS; j++)
+                v[j] = value_halves(s[j], u->cb == KD_CB_MCG);
+        for (unsigned j = 0; j < GROUPS; j++)
+            _mm512_storeu_ps(out + 16 * (g + j), v[j]);
+    }
 }
 
-/* 256 floats in ring order. */
 static void decode_ring(const struct unpack *u, const uint8_t *tile, float *out)
 {
     uint8_t back[KD_TILE_BACK];
 
     if (u->layout == WORDS) {
-        for (unsigned g = 0; g < 16; g++)
-            _mm512_storeu_ps(out + 16 * g, values(u, WORDS, tile, NULL, g));
+        decode_layout(u, WORDS, tile, NULL, out);
         return;
     }
     kd_tile_reverse(tile, u->bytes, back);
     if (u->layout == QUADS)
-        for (unsigned g = 0; g < 16; g++)
-            _mm512_storeu_ps(out + 16 * g, values(u, QUADS, tile, back, g));
+        decode_layout(u, QUADS, tile, back, out);
     else
-        for (unsigned g = 0; g < 16; g++)
-            _mm512_storeu_ps(out + 16 * g, values(u, BYTES, tile, back, g));
+        decode_layout(u, BYTES, tile, back, out);
 }
 
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb, float out[256])
@@ -170,7 +202,7 @@ FLAT void fold(const __m512 sum[8], float *y)
     }
 }
 
-/* One token: sixteen outputs, values straight from the codes. */
+/* One token with mul1: sixteen outputs, values straight from the codes. */
 FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t *tile, int64_t step,
                  int64_t k_tiles, const float *x, float *y)
 {
@@ -189,10 +221,17 @@ FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t
         /* The next tile is turned round while this one is used. */
         if (layout != WORDS && k + 1 < k_tiles)
             kd_tile_reverse(tile + step, u->bytes, back[(k + 1) & 1]);
-#pragma GCC unroll 8
-        for (unsigned c = 0; c < 8; c++) {
-            sum[c] = _mm512_fmadd_ps(values(u, layout, tile, back[k & 1], 2 * c), x0, sum[c]);
-            sum[c] = _mm512_fmadd_ps(values(u, layout, tile, back[k & 1], 2 * c + 1), x1, sum[c]);
+#pragma GCC unroll 4
+        for (unsigned c = 0; c < 8; c += GROUPS / 2) {
+            __m512i s[GROUPS];
+            __m512 v[GROUPS];
+#pragma GCC unroll 4
+            for (unsigned j = 0; j < GROUPS; j++)
+                s[j] = states(u, layout, tile, back[k & 1], 2 * c + j);
+            values_mul1(s, v);
+#pragma GCC unroll 4
+            for (unsigned j = 0; j < GROUPS; j++)
+                sum[c + j / 2] = _mm512_fmadd_ps(v[j], j % 2 ? x1 : x0, sum[c + j / 2]);
         }
     }
     fold(sum, y);
@@ -239,7 +278,7 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
     float panel[PANEL * 256], sum[TOKENS][8][16];
 
     unpack_open(&u, b->rate, b->cb);
-    if (T == 1) {
+    if (T == 1 && b->cb == KD_CB_MUL1) {
         columns(&u, b, x, y);
         return;
     }
