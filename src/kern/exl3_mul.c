@@ -3,6 +3,8 @@
 #include "base/mem.h"
 #include "num/half.h"
 
+#include <math.h>
+
 enum {
     BLOCK = 128,    /* one Hadamard block of outputs is one item of work */
     TOKENS_MAX = 256 /* tokens that share one decoding of the codes */
@@ -18,6 +20,8 @@ struct mul_job {
     float *rotated; /* [T][cols_padded] */
     float *out;     /* [worker][min(T, TOKENS_MAX)][BLOCK] */
     int64_t out_tokens;
+    const int8_t *q; /* the int8 form: one rotated token and its step */
+    float step;
 };
 
 static void rotate_token(void *ctx, int64_t t, int worker)
@@ -35,21 +39,27 @@ static void rotate_token(void *ctx, int64_t t, int worker)
     j->run->kern->hadamard(r, r, w->cols_padded / BLOCK);
 }
 
+static struct kd_exl3_block block_of(const struct kd_mat *w, int64_t item)
+{
+    return (struct kd_exl3_block){
+        .codes = (const uint8_t *)w->data + item * (BLOCK / KD_TILE) * (int64_t)kd_rate_tile_bytes(w->rate),
+        .k_tiles = w->cols_padded / KD_TILE,
+        .n_tiles = BLOCK / KD_TILE,
+        .row_tiles = w->ld,
+        .rate = w->rate,
+        .cb = w->cb};
+}
+
 static void multiply_block(void *ctx, int64_t item, int worker)
 {
     const struct mul_job *j = ctx;
     const struct kd_mat *w = j->w;
     const struct kd_kern *kern = j->run->kern;
-    struct kd_exl3_block b = {.k_tiles = w->cols_padded / KD_TILE,
-                              .n_tiles = BLOCK / KD_TILE,
-                              .row_tiles = w->ld,
-                              .rate = w->rate,
-                              .cb = w->cb};
+    struct kd_exl3_block b = block_of(w, item);
     float *out = j->out + worker * j->out_tokens * BLOCK;
     int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
     float scale[BLOCK];
 
-    b.codes = (const uint8_t *)w->data + item * (BLOCK / KD_TILE) * (int64_t)kd_rate_tile_bytes(w->rate);
     for (int64_t i = 0; i < rows; i++)
         scale[i] = kd_f16_f32(w->svh[row + i]);
     for (int64_t t0 = 0; t0 < j->T; t0 += j->out_tokens) {
@@ -83,4 +93,60 @@ out:
     kd_mem_free(j.out);
     kd_mem_free(j.rotated);
     return rc;
+}
+
+static void multiply_block_int8(void *ctx, int64_t item, int worker)
+{
+    const struct mul_job *j = ctx;
+    const struct kd_mat *w = j->w;
+    struct kd_exl3_block b = block_of(w, item);
+    int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
+    float out[BLOCK];
+
+    (void)worker;
+    j->run->kern->mv_exl3_int8(&b, j->q, j->step, out);
+    j->run->kern->hadamard(out, out, 1);
+    for (int64_t i = 0; i < rows; i++)
+        j->y[row + i] = out[i] * kd_f16_f32(w->svh[row + i]);
+}
+
+/* To the nearest multiple of the largest / 127, halves away from zero. Not finite: the step is NaN. */
+static float round_token(const float *x, int64_t n, int8_t *q)
+{
+    float largest = 0.0f, sum = 0.0f;
+
+    for (int64_t i = 0; i < n; i++) {
+        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+        sum += x[i] * 0.0f;
+    }
+    float up = largest > 0.0f ? 127.0f / largest : 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+        float v = x[i] * up;
+        v = v < 0.0f ? v - 0.5f : v + 0.5f;
+        q[i] = (int8_t)(v > -128.0f && v < 128.0f ? v : 0.0f);
+    }
+    return largest / 127.0f + sum;
+}
+
+int kd_exl3_mul_int8(const struct kd_run *run, const struct kd_mat *w, const float *x, float *y,
+                     struct kd_err *err)
+{
+    struct mul_job j = {.run = run, .w = w, .x = x, .T = 1, .y = y};
+    int8_t *q;
+
+    if (w->cb != KD_CB_MUL1)
+        return kd_fail(err, KD_ENOTSUP, "int8 activations need codebook mul1");
+    if (kd_mem_new(&j.rotated, w->cols_padded, sizeof *j.rotated, "rotated activations", err))
+        return kd_wrap(err, "EXL3 product");
+    if (kd_mem_new(&q, w->cols_padded, 1, "rounded activations", err)) {
+        kd_mem_free(j.rotated);
+        return kd_wrap(err, "EXL3 product");
+    }
+    rotate_token(&j, 0, 0);
+    j.step = round_token(j.rotated, w->cols_padded, q);
+    j.q = q;
+    kd_pool_run(run->pool, (w->rows + BLOCK - 1) / BLOCK, multiply_block_int8, &j);
+    kd_mem_free(q);
+    kd_mem_free(j.rotated);
+    return 0;
 }

@@ -275,6 +275,16 @@ static void whole_product(void **unused)
         assert_int_equal(kd_exl3_mul(&plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
         same(all + t * ROWS, one, ROWS, "kd_exl3_mul");
     }
+    /* With int8 activations: within 2 % of the largest output. */
+    float largest = 0, off = 0;
+    assert_int_equal(kd_exl3_mul_int8(&many, &w, x, all, &err), 0);
+    assert_int_equal(kd_exl3_mul(&plain, &w, x, COLS, 1, one, ROWS, &err), 0);
+    for (int i = 0; i < ROWS; i++) {
+        largest = fabsf(one[i]) > largest ? fabsf(one[i]) : largest;
+        off = fabsf(one[i] - all[i]) > off ? fabsf(one[i] - all[i]) : off;
+    }
+    if (!(off < 0.02f * largest))
+        fail_msg("int8 activations are off by %g of %g", off, largest);
     kd_pool_close(pool);
     free(codes);
     floats_free(x);
