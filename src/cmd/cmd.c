@@ -14,6 +14,7 @@
     X(verify)                                                                                      \
     X(generate)                                                                                    \
     X(chat)                                                                                        \
+    X(serve)                                                                                       \
     X(check)                                                                                       \
     X(convert)                                                                                     \
     X(mix)                                                                                         \

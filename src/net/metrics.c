@@ -54,37 +54,37 @@ void kd_metric_histogram(struct kd_buf *out, const char *name, const char *help,
     kd_buf_printf(out, "%s_count %" PRId64 "\n", name, total);
 }
 
-void kd_tally_init(struct kd_tally *t)
+void kd_counts_init(struct kd_counts *t)
 {
     memset(t, 0, sizeof *t);
     pthread_mutex_init(&t->lock, NULL);
 }
 
-void kd_tally_release(struct kd_tally *t)
+void kd_counts_release(struct kd_counts *t)
 {
     pthread_mutex_destroy(&t->lock);
 }
 
-void kd_tally_add(struct kd_tally *t, const char *key, int code, int64_t n)
+void kd_counts_add(struct kd_counts *t, const char *key, int code, int64_t n)
 {
     int i;
     pthread_mutex_lock(&t->lock);
     for (i = 0; i < t->rows; i++)
         if (t->row[i].code == code && !strcmp(t->row[i].key, key))
             break;
-    if (i == t->rows && t->rows < KD_TALLY_ROWS) {
+    if (i == t->rows && t->rows < KD_COUNTS_ROWS) {
         t->row[i].key = key;
         t->row[i].code = code;
         t->row[i].count = 0;
         t->rows++;
     }
-    if (i < KD_TALLY_ROWS)
+    if (i < KD_COUNTS_ROWS)
         t->row[i].count += n;
     pthread_mutex_unlock(&t->lock);
 }
 
-void kd_tally_write(struct kd_tally *t, struct kd_buf *out, const char *name, const char *key_label,
-                    const char *code_label)
+void kd_counts_write(struct kd_counts *t, struct kd_buf *out, const char *name,
+                     const char *key_label, const char *code_label)
 {
     pthread_mutex_lock(&t->lock);
     for (int i = 0; i < t->rows; i++)

@@ -27,21 +27,21 @@ void kd_metric_histogram(struct kd_buf *out, const char *name, const char *help,
 
 /* A small table of counters that are found by a pair of a constant text and a number. Thread-safe.
  */
-enum { KD_TALLY_ROWS = 128 };
-struct kd_tally {
+enum { KD_COUNTS_ROWS = 128 };
+struct kd_counts {
     pthread_mutex_t lock;
     struct {
         const char *key; /* a constant, compared as text */
         int code;
         int64_t count;
-    } row[KD_TALLY_ROWS];
+    } row[KD_COUNTS_ROWS];
     int rows;
 };
-void kd_tally_init(struct kd_tally *t);
-void kd_tally_release(struct kd_tally *t);
-void kd_tally_add(struct kd_tally *t, const char *key, int code, int64_t n);
+void kd_counts_init(struct kd_counts *t);
+void kd_counts_release(struct kd_counts *t);
+void kd_counts_add(struct kd_counts *t, const char *key, int code, int64_t n);
 /* name{key_label="...",code_label="..."} for each row. */
-void kd_tally_write(struct kd_tally *t, struct kd_buf *out, const char *name, const char *key_label,
-                    const char *code_label);
+void kd_counts_write(struct kd_counts *t, struct kd_buf *out, const char *name,
+                     const char *key_label, const char *code_label);
 
 #endif

@@ -39,7 +39,7 @@ struct kd_api {
     struct kd_srv *srv;
     int64_t created, context;
     atomic_bool draining;
-    struct kd_tally replies;       /* by path and status */
+    struct kd_counts replies;      /* by path and status */
     _Atomic int64_t aborted;       /* clients that went before the answer was whole */
     _Atomic int64_t dropped_calls; /* of tools that were not declared */
     _Atomic int64_t reasoning_tokens, answer_tokens, failed;

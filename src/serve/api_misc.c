@@ -42,7 +42,7 @@ int kd_api_init(struct kd_api *api, const struct kd_api_options *o, struct kd_er
     api->created = kd_api_now();
     if (getrandom(&api->salt, sizeof api->salt, 0) != sizeof api->salt)
         api->salt = (uint64_t)(kd_clock_s() * 1e9);
-    kd_tally_init(&api->replies);
+    kd_counts_init(&api->replies);
     return kd_store_open(&api->store, o->store_bytes ? o->store_bytes : 64 << 20,
                          o->store_s > 0 ? o->store_s : 3600, err);
 }
@@ -63,7 +63,7 @@ void kd_api_release(struct kd_api *api)
 {
     kd_vocab_close(api->vocab);
     kd_store_close(api->store);
-    kd_tally_release(&api->replies);
+    kd_counts_release(&api->replies);
     memset(api, 0, sizeof *api);
 }
 
@@ -326,7 +326,7 @@ void kd_api_count(struct kd_api *api, const struct kd_access *a)
         if (prefix ? !strncmp(k->path, a->path, n - 1) : !strcmp(k->path, a->path))
             path = k->path;
     }
-    kd_tally_add(&api->replies, path, a->status, 1);
+    kd_counts_add(&api->replies, path, a->status, 1);
 }
 
 struct row {
@@ -417,7 +417,7 @@ void kd_api_metrics(void *ctx, struct kd_req *r)
     kd_buf_init(&out, 1 << 20);
     kd_metric(&out, "kondense_up", KD_METRIC_GAUGE, "1 when the model is open.", e != NULL);
     kd_metric_head(&out, replies, KD_METRIC_COUNTER, "Replies by path and status.");
-    kd_tally_write(&api->replies, &out, replies, "path", "status");
+    kd_counts_write(&api->replies, &out, replies, "path", "status");
     if (e) {
         const struct {
             const char *name, *help;
