@@ -12,20 +12,23 @@
 
 #include <pthread.h>
 
+enum { KD_BRANCHES = 4 };
+
 /* A sequence on its way through the model. */
 struct kd_lane {
     struct kd_k3_seq *seq;
-    struct kd_ids ids; /* prompt, then what was made */
-    int64_t prompt;    /* how many are prefilled in chunks */
-    int64_t fed;       /* in the model; while below `prompt` a multiple of 64 */
-    int64_t branch;    /* a place for a checkpoint besides the regular ones, or 0 */
-    int64_t passed;    /* steps it had to wait for others' prefill */
+    struct kd_ids ids;           /* prompt, then what was made */
+    int64_t prompt;              /* how many are prefilled in chunks */
+    int64_t fed;                 /* in the model; while below `prompt` a multiple of 64 */
+    int64_t branch[KD_BRANCHES]; /* places for checkpoints besides the regular ones, or 0 */
+    int64_t passed;              /* steps it had to wait for others' prefill */
     struct kd_prefix_key key;
 };
 
 enum kd_stage {
-    KD_STAGE_START, /* admitted, not looked up in the cache */
-    KD_STAGE_LOAD,  /* the disk reads its prefix */
+    KD_STAGE_START,  /* admitted, not looked up in the cache */
+    KD_STAGE_LOAD,   /* the disk reads its prefix */
+    KD_STAGE_FOLLOW, /* another's prefill is about to have its prefix */
     KD_STAGE_PREFILL,
     KD_STAGE_REPLAY,  /* was parked: its own tokens again, one by one, as they were made */
     KD_STAGE_PARKED,  /* without memory: all that is left are its tokens */
@@ -193,6 +196,9 @@ int kd_choice_begin(struct kd_choice *c, struct kd_err *err) KD_MUST;
 void kd_lane_release(struct kd_lane *l);
 /* Position up to which the next chunk of at most `budget` tokens (or one chunk of 64) goes. */
 int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t budget);
+/* Whether it pays to wait for another sequence's prefill, which will leave a checkpoint this one
+ * can start from. Asks that one to. */
+bool kd_lane_follows(struct kd_engine *e, const struct kd_choice *c);
 /* Stands at l->fed: keeps a checkpoint if this is a place for one. */
 void kd_lane_checkpoint(struct kd_engine *e, const struct kd_lane *l);
 /* The longest prefix the cache has, or a new sequence. *load: wait for the disk. */

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+enum { FOLLOW_MIN = 128 }; /* tokens that waiting must save */
+
 void kd_lane_release(struct kd_lane *l)
 {
     kd_k3_seq_close(l->seq);
@@ -25,8 +27,47 @@ static int64_t last_checkpoint(const struct kd_lane *l)
 
 static bool is_checkpoint(const struct kd_engine *e, const struct kd_lane *l, int64_t at)
 {
-    return e->prefix && at > 0 &&
-           (at == last_checkpoint(l) || at == l->branch || at % e->o.checkpoint_tokens == 0);
+    bool is = at == last_checkpoint(l) || at % e->o.checkpoint_tokens == 0;
+    for (int i = 0; i < KD_BRANCHES; i++)
+        is = is || at == l->branch[i];
+    return e->prefix && at > 0 && is;
+}
+
+/* Asks for a checkpoint at `at`, not yet passed. False: the lane has enough of them to make. */
+static bool mark(const struct kd_engine *e, struct kd_lane *l, int64_t at)
+{
+    if (is_checkpoint(e, l, at))
+        return true;
+    for (int i = 0; i < KD_BRANCHES; i++)
+        if (l->branch[i] <= l->fed) {
+            l->branch[i] = at;
+            return true;
+        }
+    return false;
+}
+
+/* Tokens from which both could go on. */
+static int64_t shared(const struct kd_lane *a, const struct kd_lane *b)
+{
+    int64_t n = last_checkpoint(a), m = last_checkpoint(b), at = 0;
+    n = n < m ? n : m;
+    while (at < n && !memcmp(a->ids.id + at, b->ids.id + at, KD_K3_PAGE * sizeof *a->ids.id))
+        at += KD_K3_PAGE;
+    return at;
+}
+
+bool kd_lane_follows(struct kd_engine *e, const struct kd_choice *c)
+{
+    const struct kd_lane *l = &c->lane;
+    for (struct kd_request *r = e->running; e->prefix && r; r = r->next) {
+        struct kd_choice *o = &r->choices[0];
+        if (o == c || o->stage != KD_STAGE_PREFILL || memcmp(&o->lane.key, &l->key, sizeof l->key))
+            continue;
+        int64_t at = shared(l, &o->lane);
+        if (at > o->lane.fed && at - l->fed >= FOLLOW_MIN && mark(e, &o->lane, at))
+            return true;
+    }
+    return false;
 }
 
 int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t budget)
@@ -37,8 +78,9 @@ int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t
     end = end < l->prompt ? end : l->prompt;
     if (e->prefix) {
         int64_t every = e->o.checkpoint_tokens, next = (l->fed / every + 1) * every;
-        const int64_t marks[] = {last_checkpoint(l), l->branch, next};
-        for (int i = 0; i < 3; i++)
+        int64_t marks[KD_BRANCHES + 2] = {last_checkpoint(l), next};
+        memcpy(marks + 2, l->branch, sizeof l->branch);
+        for (int i = 0; i < KD_BRANCHES + 2; i++)
             if (marks[i] > l->fed && marks[i] < end)
                 end = marks[i];
     }
@@ -63,7 +105,8 @@ int kd_lane_begin(struct kd_engine *e, struct kd_lane *l, bool disk, int64_t *lo
             return 0;
         l->fed = l->seq ? kd_k3_seq_pos(l->seq) : 0;
         int64_t branch = kd_prefix_branch(e->prefix, &l->key, l->ids.id, limit);
-        l->branch = branch > l->fed ? branch : 0;
+        memset(l->branch, 0, sizeof l->branch);
+        l->branch[0] = branch > l->fed ? branch : 0;
     }
     return l->seq ? 0 : kd_k3_seq_open(&l->seq, e->model, err);
 }

@@ -55,7 +55,7 @@ bool kd_plan_park_one(struct kd_engine *e)
         return false;
     kd_k3_seq_close(last->lane.seq);
     last->lane.seq = NULL;
-    last->lane.fed = last->lane.branch = 0;
+    last->lane.fed = 0;
     last->stage = KD_STAGE_PARKED;
     last->draftable = last->starved = false;
     pthread_mutex_lock(&e->lock);

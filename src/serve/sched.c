@@ -133,7 +133,8 @@ static void count_cache(struct kd_engine *e, struct kd_choice *c)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Choice 0 of a request that was just admitted, or whose prefix was just read. */
+/* Choice 0 of a request that was just admitted, or whose prefix was just read, from the disk or by
+ * another's prefill. */
 static void set_out(struct kd_engine *e, struct kd_request *r)
 {
     struct kd_choice *c = &r->choices[0];
@@ -152,10 +153,17 @@ static void set_out(struct kd_engine *e, struct kd_request *r)
             kd_choice_end(&r->choices[i], KD_FINISH_ERROR, &err);
         return;
     }
-    c->stage = c->load ? KD_STAGE_LOAD : KD_STAGE_PREFILL;
     c->loaded = true;
-    if (!c->load)
+    if (c->load) {
+        c->stage = KD_STAGE_LOAD;
+    } else if (kd_lane_follows(e, c)) {
+        kd_k3_seq_close(c->lane.seq);
+        c->lane.seq = NULL;
+        c->stage = KD_STAGE_FOLLOW;
+    } else {
+        c->stage = KD_STAGE_PREFILL;
         count_cache(e, c);
+    }
 }
 
 static void start_all(struct kd_engine *e)
@@ -165,7 +173,8 @@ static void start_all(struct kd_engine *e)
     for (struct kd_request *r = e->running; r; r = r->next) {
         const struct kd_choice *c = &r->choices[0];
         if (c->stage == KD_STAGE_START ||
-            (c->stage == KD_STAGE_LOAD && !kd_prefix_loading(e->prefix, c->load)))
+            (c->stage == KD_STAGE_LOAD && !kd_prefix_loading(e->prefix, c->load)) ||
+            (c->stage == KD_STAGE_FOLLOW && !kd_lane_follows(e, c)))
             set_out(e, r);
     }
 }

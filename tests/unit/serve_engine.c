@@ -2,6 +2,7 @@
 #include "unit/serve_util.h"
 
 #include <dirent.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 
 static const struct kd_engine_options plain = {
@@ -169,6 +170,62 @@ static void branches_are_found(void **state)
         ask(e, &s, &a);
         assert_int_equal(a.usage.cached_tokens, want[i]);
     }
+    kd_engine_close(e);
+}
+
+/* Holds the worker at its first token until it is let go. */
+static int gate(void *ctx, int32_t id, struct kd_buf *visible, struct kd_err *e)
+{
+    atomic_int *open = ctx;
+    (void)id;
+    (void)visible;
+    (void)e;
+    while (!atomic_load(open))
+        usleep(100);
+    return 0;
+}
+
+/* Many with one beginning, at the same time: it is prefilled once. */
+static void common_beginning(void **state)
+{
+    struct kd_engine *one = engine_on_nano(&plain), *e = engine_on_nano(&full);
+    int32_t ids[6][340];
+    struct kd_request *r[6];
+    struct answer *a;
+    struct kd_engine_metrics m;
+    atomic_int open = 0;
+    struct kd_hooks h = {&open, NULL, gate};
+    (void)state;
+    must(kd_mem_zero(&a, 2, sizeof *a, "answers", &err));
+    struct kd_request_spec s = {.max_tokens = 2, .ignore_eos = true, .logprobs = 1};
+    int32_t first[3] = {1, 2, 3};
+    s.prompt = first;
+    s.prompt_count = 3;
+    s.hooks = &h;
+    struct kd_request *holder = submit(e, &s);
+    s.hooks = NULL;
+    s.max_tokens = 10;
+    for (int i = 0; i < 6; i++) {
+        make_prompt(ids[i], 300, 90);
+        make_prompt(ids[i] + 300, 40, 91 + i);
+        s.prompt = ids[i];
+        s.prompt_count = 340;
+        r[i] = submit(e, &s);
+    }
+    atomic_store(&open, 1);
+    for (int i = 0; i < 6; i++) {
+        collect(r[i], &a[0]);
+        s.prompt = ids[i];
+        ask(one, &s, &a[1]);
+        same_choice(&a[0], 0, &a[1], 0, "common beginning");
+        kd_request_release(r[i]);
+    }
+    kd_engine_metrics(e, &m);
+    assert_int_equal(m.prefill_tokens, 3 + 340 + 5 * 84);
+    assert_int_equal(m.cached_tokens, 5 * 256);
+    kd_request_release(holder);
+    kd_mem_free(a);
+    kd_engine_close(one);
     kd_engine_close(e);
 }
 
@@ -395,6 +452,7 @@ int main(void)
                                        cmocka_unit_test(warm_is_cold),
                                        cmocka_unit_test(idle_prefill),
                                        cmocka_unit_test(branches_are_found),
+                                       cmocka_unit_test(common_beginning),
                                        cmocka_unit_test(disk),
                                        cmocka_unit_test(budgets),
                                        cmocka_unit_test(choices),
