@@ -40,13 +40,22 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
     }
 }
 
-static void decode_ring(const struct unpack *u, const uint8_t *tile, float *out)
+/* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while the
+ * one before it is decoded: its bytes are read in other pieces than they were written in, which waits
+ * until they have left the store queue. */
+static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count, float *out)
 {
-    uint8_t back[KD_TILE_BACK];
+    uint8_t back[2][KD_TILE_BACK];
 
-    kd_tile_reverse(tile, u->bytes, back);
-    for (unsigned g = 0; g < CHUNKS; g++)
-        put_floats(out + WIDTH * g, values_of(windows(back + u->at[g], u->pick[g], u->shift[g]), u->cb));
+    kd_tile_reverse(tile, u->bytes, back[0]);
+    for (int64_t i = 0; i < count; i++, out += 256) {
+        const uint8_t *b = back[i & 1];
+        kd_tile_prefetch(tile + (i + 8) * step, u->bytes);
+        if (i + 1 < count)
+            kd_tile_reverse(tile + (i + 1) * step, u->bytes, back[(i + 1) & 1]);
+        for (unsigned g = 0; g < CHUNKS; g++)
+            put_floats(out + WIDTH * g, values_of(windows(b + u->at[g], u->pick[g], u->shift[g]), u->cb));
+    }
 }
 
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb, float out[256])
@@ -55,7 +64,7 @@ static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebo
     float ring[256];
 
     unpack_open(&u, rate, cb);
-    decode_ring(&u, tile, ring);
+    decode_rings(&u, tile, 0, 1, ring);
     for (unsigned p = 0; p < 256; p++)
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
@@ -72,8 +81,8 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
-                for (int64_t i = 0; i < count; i++)
-                    decode_ring(&u, b->codes + ((k + i) * b->row_tiles + n) * u.bytes, panel + 256 * i);
+                decode_rings(&u, b->codes + (k * b->row_tiles + n) * u.bytes, b->row_tiles * u.bytes, count,
+                             panel);
                 for (int64_t t = 0; t < tokens; t++)
                     add_panel(panel, count, x + (t0 + t) * ldx + 16 * k, sum[t]);
             }
@@ -98,7 +107,9 @@ static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float s
             /* Columns repeat the same 32 rows: those of the first four lanes of eight positions. */
             for (unsigned p = 0; p < 32; p++)
                 qs[p] = q[16 * k + kd_tile_row(p)];
-            kd_tile_reverse(b->codes + (k * b->row_tiles + n) * u.bytes, u.bytes, back);
+            const uint8_t *tile = b->codes + (k * b->row_tiles + n) * u.bytes;
+            kd_tile_prefetch(tile + 8 * b->row_tiles * u.bytes, u.bytes);
+            kd_tile_reverse(tile, u.bytes, back);
             for (unsigned g = 0; g < CHUNKS; g++)
                 add_int8(sum + WIDTH * g, sums_of(windows(back + u.at[g], u.pick[g], u.shift[g])),
                          qs + WIDTH * g % 32);

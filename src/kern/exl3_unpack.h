@@ -29,6 +29,14 @@ static inline void kd_tile_reverse(const uint8_t *tile, unsigned bytes, uint8_t 
     memcpy(back + bytes, back, 8);
 }
 
+/* Asks for a tile some tiles ahead; it may lie past the end of the matrix. Tiles of one column are a row
+ * of the matrix apart, which no hardware foresees. */
+static inline void kd_tile_prefetch(const uint8_t *tile, unsigned bytes)
+{
+    for (unsigned i = 0; i < bytes; i += 64)
+        __builtin_prefetch(tile + i);
+}
+
 /* The lowest bit of each position's window in that number. */
 static inline void kd_tile_places(struct kd_rate rate, uint16_t place[256])
 {

@@ -217,7 +217,7 @@ FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t
     for (int64_t k = 0; k < k_tiles; k++, tile += step) {
         __m512 xk = _mm512_loadu_ps(x + 16 * k);
         __m512 x0 = _mm512_permutexvar_ps(lanes0, xk), x1 = _mm512_permutexvar_ps(lanes1, xk);
-        _mm_prefetch((const char *)tile + 8 * step, _MM_HINT_T0);
+        kd_tile_prefetch(tile + 8 * step, u->bytes);
         /* The next tile is turned round while this one is used. */
         if (layout != WORDS && k + 1 < k_tiles)
             kd_tile_reverse(tile + step, u->bytes, back[(k + 1) & 1]);
@@ -288,8 +288,11 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             memset(sum, 0, sizeof sum);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
-                for (int64_t i = 0; i < count; i++)
-                    decode_ring(&u, b->codes + ((k + i) * b->row_tiles + n) * u.bytes, panel + 256 * i);
+                for (int64_t i = 0; i < count; i++) {
+                    const uint8_t *tile = b->codes + ((k + i) * b->row_tiles + n) * u.bytes;
+                    kd_tile_prefetch(tile + 8 * b->row_tiles * u.bytes, u.bytes);
+                    decode_ring(&u, tile, panel + 256 * i);
+                }
                 for (int64_t t = 0; t < tokens; t++)
                     add_panel(panel, count, x + (t0 + t) * ldx + 16 * k, sum[t]);
             }
@@ -326,7 +329,7 @@ FLAT void column_int8(const struct unpack *u, const enum layout layout, const ui
     for (int64_t k = 0; k < k_tiles; k++, tile += step) {
         __m512i q0 = rows_bytes(q + 16 * k, 0), q1 = rows_bytes(q + 16 * k, 1);
         const __m512i m = _mm512_set1_epi32((int)0x83DCD12Du);
-        _mm_prefetch((const char *)tile + 8 * step, _MM_HINT_T0);
+        kd_tile_prefetch(tile + 8 * step, u->bytes);
         if (layout != WORDS && k + 1 < k_tiles)
             kd_tile_reverse(tile + step, u->bytes, back[(k + 1) & 1]);
 #pragma GCC unroll 8
