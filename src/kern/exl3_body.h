@@ -1,10 +1,9 @@
 /* Decoding and products for sets of up to eight lanes, written once. A tile's values are decoded in
- * ring order, panels of tiles at a time, and tokens then pass over the panel with the chains of a few
- * columns in registers. The includer defines
- *   WIDTH              positions of one vector: 4 or 8
+ * ring order, panels of tiles at a time, and tokens then pass over the panel with the chains of a
+ * few columns in registers. The includer defines WIDTH              positions of one vector: 4 or 8
  *   windows(back, at, pick, shift), values_of(states, cb), sums_of(states), put_floats(p, v)
- *   add_panel(panel, count, x, sum), fold_sums(sum, y): 128 sums of 16 columns in an order of its own
- *   add_int8(sum, b, q): sum[0..WIDTH) += b * q[0..WIDTH) */
+ *   add_panel(panel, count, x, sum), fold_sums(sum, y): 128 sums of 16 columns in an order of its
+ * own add_int8(sum, b, q): sum[0..WIDTH) += b * q[0..WIDTH) */
 #include "kern/exl3_sets.h"
 #include "kern/exl3_unpack.h"
 
@@ -40,10 +39,11 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
     }
 }
 
-/* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while the
- * one before it is decoded: its bytes are read in other pieces than they were written in, which waits
- * until they have left the store queue. */
-static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count, float *out)
+/* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while
+ * the one before it is decoded: its bytes are read in other pieces than they were written in, which
+ * waits until they have left the store queue. */
+static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                         float *out)
 {
     uint8_t back[2][KD_TILE_BACK];
 
@@ -54,11 +54,13 @@ static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t st
         if (i + 1 < count)
             kd_tile_reverse(tile + (i + 1) * step, u->bytes, back[(i + 1) & 1]);
         for (unsigned g = 0; g < CHUNKS; g++)
-            put_floats(out + WIDTH * g, values_of(windows(b + u->at[g], u->pick[g], u->shift[g]), u->cb));
+            put_floats(out + WIDTH * g,
+                       values_of(windows(b + u->at[g], u->pick[g], u->shift[g]), u->cb));
     }
 }
 
-static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb, float out[256])
+static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
+                        float out[256])
 {
     struct unpack u;
     float ring[256];
@@ -69,7 +71,8 @@ static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebo
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
 
-static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
+                    int64_t ldy)
 {
     struct unpack u;
     float panel[PANEL * 256], sum[TOKENS][128];
@@ -81,8 +84,8 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
-                decode_rings(&u, b->codes + (k * b->row_tiles + n) * u.bytes, b->row_tiles * u.bytes, count,
-                             panel);
+                decode_rings(&u, b->codes + (k * b->row_tiles + n) * u.bytes,
+                             b->row_tiles * u.bytes, count, panel);
                 for (int64_t t = 0; t < tokens; t++)
                     add_panel(panel, count, x + (t0 + t) * ldx + 16 * k, sum[t]);
             }

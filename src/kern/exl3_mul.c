@@ -6,7 +6,7 @@
 #include <math.h>
 
 enum {
-    BLOCK = 128,    /* one Hadamard block of outputs is one item of work */
+    BLOCK = 128,     /* one Hadamard block of outputs is one item of work */
     TOKENS_MAX = 256 /* tokens that share one decoding of the codes */
 };
 
@@ -41,13 +41,14 @@ static void rotate_token(void *ctx, int64_t t, int worker)
 
 static struct kd_exl3_block block_of(const struct kd_mat *w, int64_t item)
 {
-    return (struct kd_exl3_block){
-        .codes = (const uint8_t *)w->data + item * (BLOCK / KD_TILE) * (int64_t)kd_rate_tile_bytes(w->rate),
-        .k_tiles = w->cols_padded / KD_TILE,
-        .n_tiles = BLOCK / KD_TILE,
-        .row_tiles = w->ld,
-        .rate = w->rate,
-        .cb = w->cb};
+    return (struct kd_exl3_block){.codes = (const uint8_t *)w->data +
+                                           item * (BLOCK / KD_TILE) *
+                                               (int64_t)kd_rate_tile_bytes(w->rate),
+                                  .k_tiles = w->cols_padded / KD_TILE,
+                                  .n_tiles = BLOCK / KD_TILE,
+                                  .row_tiles = w->ld,
+                                  .rate = w->rate,
+                                  .cb = w->cb};
 }
 
 static void multiply_block(void *ctx, int64_t item, int worker)
@@ -72,8 +73,8 @@ static void multiply_block(void *ctx, int64_t item, int worker)
     }
 }
 
-int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx, int64_t T,
-                float *y, int64_t ldy, struct kd_err *err)
+int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
+                int64_t T, float *y, int64_t ldy, struct kd_err *err)
 {
     struct mul_job j = {.run = run, .w = w, .x = x, .ldx = ldx, .T = T, .y = y, .ldy = ldy};
     int64_t blocks = (w->rows + BLOCK - 1) / BLOCK, floats;
@@ -110,7 +111,8 @@ static void multiply_block_int8(void *ctx, int64_t item, int worker)
         j->y[row + i] = out[i] * kd_f16_f32(w->svh[row + i]);
 }
 
-/* To the nearest multiple of the largest / 127, halves away from zero. Not finite: the step is NaN. */
+/* To the nearest multiple of the largest / 127, halves away from zero. Not finite: the step is NaN.
+ */
 static float round_token(const float *x, int64_t n, int8_t *q)
 {
     float largest = 0.0f, sum = 0.0f;

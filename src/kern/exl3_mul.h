@@ -9,8 +9,9 @@
 int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
                 int64_t T, float *y, int64_t ldy, struct kd_err *err) KD_MUST;
 
-/* One token with activations rounded to int8 after the rotation, by their largest; mul1 only. For decoding:
- * conversion and checks never use it. Error: half a step of the largest activation each. */
+/* One token with activations rounded to int8 after the rotation, by their largest; mul1 only. For
+ * decoding: conversion and checks never use it. Error: half a step of the largest activation each.
+ */
 int kd_exl3_mul_int8(const struct kd_run *run, const struct kd_mat *w, const float *x, float *y,
                      struct kd_err *err) KD_MUST;
 

@@ -1,7 +1,8 @@
-/* Windows of a tile for vector code. The tile is first written backwards, so that in memory the ring
- * is one little-endian number whose bit 0 is the last of the stream: then each window is 16
- * neighbouring bits, any byte can be loaded from, and the window's place within that byte is a shift. The
- * first positions reach over the seam, so the number is followed by its own beginning. */
+/* Windows of a tile for vector code. The tile is first written backwards, so that in memory the
+ * ring is one little-endian number whose bit 0 is the last of the stream: then each window is 16
+ * neighbouring bits, any byte can be loaded from, and the window's place within that byte is a
+ * shift. The first positions reach over the seam, so the number is followed by its own beginning.
+ */
 #ifndef KD_KERN_EXL3_UNPACK_H
 #define KD_KERN_EXL3_UNPACK_H
 
@@ -10,7 +11,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { KD_TILE_BACK = 256 + 128 }; /* bytes of a tile written backwards, and what loads read beyond */
+enum {
+    KD_TILE_BACK = 256 + 128
+}; /* bytes of a tile written backwards, and what loads read beyond */
 
 static inline void kd_tile_reverse(const uint8_t *tile, unsigned bytes, uint8_t back[KD_TILE_BACK])
 {
@@ -29,8 +32,8 @@ static inline void kd_tile_reverse(const uint8_t *tile, unsigned bytes, uint8_t 
     memcpy(back + bytes, back, 8);
 }
 
-/* Asks for a tile some tiles ahead; it may lie past the end of the matrix. Tiles of one column are a row
- * of the matrix apart, which no hardware foresees. */
+/* Asks for a tile some tiles ahead; it may lie past the end of the matrix. Tiles of one column are
+ * a row of the matrix apart, which no hardware foresees. */
 static inline void kd_tile_prefetch(const uint8_t *tile, unsigned bytes)
 {
     for (unsigned i = 0; i < bytes; i += 64)

@@ -1,29 +1,27 @@
-/* The trellis search for vectors of LANES 16-bit integers, written once: each instruction set defines
- * the primitives below and includes this file, which defines search_tiles(). The definition it must
- * equal is src/kern/ref/trellis_ref.c.
+/* The trellis search for vectors of LANES 16-bit integers, written once: each instruction set
+ * defines the primitives below and includes this file, which defines search_tiles(). The definition
+ * it must equal is src/kern/ref/trellis_ref.c.
  *
- * Edges. A step takes in-edges of 16 - a bits to out-edges of 16 - c bits. With e = i * 2^a + l, the
- * candidates of out-edge e come from in-edges b * 2^(16-a-c) + i: so LANES successive i are one
+ * Edges. A step takes in-edges of 16 - a bits to out-edges of 16 - c bits. With e = i * 2^a + l,
+ * the candidates of out-edge e come from in-edges b * 2^(16-a-c) + i: so LANES successive i are one
  * vector, costs load as they lie, the table of values is put in the order [i / LANES][l][b][lane],
  * and the 2^a results are interleaved on their way out. From a = 5 on, all lanes of successive e
  * share their in-edges, which are broadcast; the table is then [e / LANES][b][lane].
  *
- * Costs. Three forms, by the range of targets, all equal to cost + round(D^2 / 64), of which all that is over
- * KD_SEARCH_CAP is alike:
- *   FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product with f more bits; the minimum is cleaned
- *               of its surplus bits, candidates need not be. Costs are cut to the limit every
- *               TRUNC_FREE positions only, before they can leave 16 bits: what is over the limit has no
- *               other effect than that it is.
- *   FORM_ROUND  a rounding product of D * 2^n with D * 2^(n+1), both saturated; at (-32768)^2 it gives
- *               32768, which as an unsigned number is over the limit
- *   FORM_EXACT  cost * 64 + 32 plus min(|D|, 255)^2, saturated; (255^2 is over the limit, so cutting
- *               |D| there changes nothing)
+ * Costs. Three forms, by the range of targets, all equal to cost + round(D^2 / 64), of which all
+ * that is over KD_SEARCH_CAP is alike: FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product
+ * with f more bits; the minimum is cleaned of its surplus bits, candidates need not be. Costs are
+ * cut to the limit every TRUNC_FREE positions only, before they can leave 16 bits: what is over the
+ * limit has no other effect than that it is. FORM_ROUND  a rounding product of D * 2^n with D *
+ * 2^(n+1), both saturated; at (-32768)^2 it gives 32768, which as an unsigned number is over the
+ * limit FORM_EXACT  cost * 64 + 32 plus min(|D|, 255)^2, saturated; (255^2 is over the limit, so
+ * cutting |D| there changes nothing)
  *
  * Branches are not recorded. The costs before every few positions (a segment) are kept instead, and
  * the way back evaluates again the few states of a segment that lead to its known end.
  *
- * Primitives: LANES, TILES, TRUNC_BITS, TRUNC_FREE, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat,
- * vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
+ * Primitives: LANES, TILES, TRUNC_BITS, TRUNC_FREE, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub,
+ * vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
  * vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi, vi_store_row, natural_values. */
 #include "kern/exl3_ring.h"
 #include "kern/trellis_scratch.h"
@@ -86,7 +84,9 @@ FLAT uint16_t *kept(const struct search *s, int tile, unsigned p)
 /* A cost as it is stored. */
 FLAT int stored(enum form f, int cost)
 {
-    return f == FORM_TRUNC ? cost * TRUNC_ONE + TRUNC_ONE / 2 : f == FORM_ROUND ? cost : cost * 64 + 32;
+    return f == FORM_TRUNC   ? cost * TRUNC_ONE + TRUNC_ONE / 2
+           : f == FORM_ROUND ? cost
+                             : cost * 64 + 32;
 }
 
 FLAT int unstored(enum form f, int cost)
@@ -110,8 +110,8 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c, const bool wrap,
-                     const bool limit)
+FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c,
+                     const bool wrap, const bool limit)
 {
     const unsigned spread = 65536u >> (a + c), branches = 1u << c, group = 1u << a;
     const int16_t *v = table_of(s, a, c);
@@ -130,7 +130,8 @@ FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const
 #pragma GCC unroll 16
                 for (unsigned b = 0; b < branches; b++) {
                     vi value = vi_load(v + (l * branches + b) * LANES);
-                    m[b] = vi_add(cost[b], vi_trunc(wrap ? vi_sub(value, w) : vi_sub_sat(value, w)));
+                    m[b] =
+                        vi_add(cost[b], vi_trunc(wrap ? vi_sub(value, w) : vi_sub_sat(value, w)));
                 }
 #pragma GCC unroll 4
                 for (unsigned n = branches / 2; n; n /= 2)
@@ -154,14 +155,16 @@ FLAT vi vector_run(const enum form f, const int16_t *v, const uint16_t *from, un
     for (unsigned b = 0; b < branches; b += 2)
 #pragma GCC unroll 2
         for (unsigned k = 0; k < 2; k++) {
-            vi cost = wide ? vi_set1((int16_t)from[(b + k) * spread]) : vi_load(from + (b + k) * spread);
+            vi cost =
+                wide ? vi_set1((int16_t)from[(b + k) * spread]) : vi_load(from + (b + k) * spread);
             vi value = vi_load(v + (b + k) * LANES);
             vi x = f == FORM_ROUND ? vi_add(cost, vi_round(vi_sub_sat(value, w)))
                                    : vi_addu_sat(cost, vi_square(value, w));
             m[k] = vi_minu(m[k], x);
         }
     m[0] = vi_minu(m[0], m[1]);
-    return vi_minu(f == FORM_ROUND ? m[0] : vi_exact_clean(m[0]), vi_set1(stored(f, KD_SEARCH_CAP)));
+    return vi_minu(f == FORM_ROUND ? m[0] : vi_exact_clean(m[0]),
+                   vi_set1(stored(f, KD_SEARCH_CAP)));
 }
 
 FLAT void step_run(const struct search *s, unsigned p, const enum form f)
@@ -180,7 +183,8 @@ FLAT void step_run(const struct search *s, unsigned p, const enum form f)
         for (int t = 0; t < TILES; t++) {
             vi w = vi_set1(s->target[p][t]), out[16];
             for (unsigned l = 0; l < 1u << a; l++)
-                out[l] = vector_run(f, v + l * branches * LANES, s->in[t] + i, spread, branches, w, false);
+                out[l] = vector_run(f, v + l * branches * LANES, s->in[t] + i, spread, branches, w,
+                                    false);
             uint16_t *to = s->out[t] + ((size_t)i << a);
             if (a == 2)
                 interleave(out, 4, to);
@@ -307,9 +311,10 @@ struct again {
     int best[KD_TRELLIS_AGAIN / 2], at[KD_TRELLIS_AGAIN / 2];
 };
 
-/* Out-edge x takes the best of states b * edges + x; the loops over x are what compilers vectorize. */
-static void look_again(struct again *g, unsigned branches, unsigned edges, int w, int shift, int low,
-                       uint8_t *branch)
+/* Out-edge x takes the best of states b * edges + x; the loops over x are what compilers vectorize.
+ */
+static void look_again(struct again *g, unsigned branches, unsigned edges, int w, int shift,
+                       int low, uint8_t *branch)
 {
     for (unsigned x = 0; x < edges; x++) {
         g->best[x] = KD_SEARCH_CAP + 1;
@@ -333,8 +338,8 @@ static void look_again(struct again *g, unsigned branches, unsigned edges, int w
 /* One segment, positions first..last, back from the out-edge of `last`: the in-edge of `first`. A
  * state of position p that leads to `edge` has the bits of edge below and `free` bits above, which
  * number it. */
-static unsigned trace_segment(const struct search *s, int tile, unsigned first, unsigned last, unsigned edge,
-                              uint16_t *states)
+static unsigned trace_segment(const struct search *s, int tile, unsigned first, unsigned last,
+                              unsigned edge, uint16_t *states)
 {
     const uint16_t *in = kept(s, tile, first);
     unsigned end = bits_out(s, last), free = 0, a = bits_in(s, first), known;
@@ -343,8 +348,7 @@ static unsigned trace_segment(const struct search *s, int tile, unsigned first, 
     for (unsigned p = first; p <= last; p++)
         free += bits_out(s, p);
     known = edge >> (free - end + a);
-    for (unsigned y = 0; y < 1u << free; y++)
-    {
+    for (unsigned y = 0; y < 1u << free; y++) {
         int c = unstored(s->form, in[y << (16 - free - a) | known]);
         g.cost[y] = (uint16_t)(c < KD_SEARCH_CAP ? c : KD_SEARCH_CAP);
     }
@@ -370,7 +374,8 @@ static unsigned trace_segment(const struct search *s, int tile, unsigned first, 
 }
 
 /* From `edge` after position `last` back to the in-edge of position 0. */
-static unsigned trace(const struct search *s, int tile, unsigned last, unsigned edge, uint16_t *states)
+static unsigned trace(const struct search *s, int tile, unsigned last, unsigned edge,
+                      uint16_t *states)
 {
     for (unsigned end = last + 1; end > 0;) {
         unsigned first = (end - 1) / s->segment * s->segment;
@@ -380,8 +385,8 @@ static unsigned trace(const struct search *s, int tile, unsigned last, unsigned 
     return edge;
 }
 
-/* TILES tiles at once; target and states give each tile's place. good[t] is false when the costs of a
- * tile passed the limit. */
+/* TILES tiles at once; target and states give each tile's place. good[t] is false when the costs of
+ * a tile passed the limit. */
 static void search_group(struct search *s, const float *const target[TILES], unsigned seam,
                          uint16_t *const states[TILES], bool good[TILES])
 {
@@ -445,7 +450,8 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     for (unsigned i = 0; i < 65536; i++)
         s->m->swapped[i] = s->m->natural[i >> 8 | (i & 255u) << 8];
     for (unsigned p = 0; p < 16; p++) {
-        unsigned a = bits_in(s, p), c = bits_out(s, p), at = 2 * (a - s->rate.base) + c - s->rate.base;
+        unsigned a = bits_in(s, p), c = bits_out(s, p),
+                 at = 2 * (a - s->rate.base) + c - s->rate.base;
         if (!made[at])
             build_table(s->m->natural, s->m->value[at], a, c);
         made[at] = true;
@@ -472,8 +478,8 @@ static void search_again(struct search *s, enum kd_codebook cb, const float *con
     prepare(s, cb, 0);
 }
 
-static void search_tiles(const float *target, int64_t tiles, struct kd_rate rate, enum kd_codebook cb,
-                         int seam, uint16_t *states, void *scratch)
+static void search_tiles(const float *target, int64_t tiles, struct kd_rate rate,
+                         enum kd_codebook cb, int seam, uint16_t *states, void *scratch)
 {
     struct search s = {.rate = rate, .m = scratch};
     uint16_t spare[256]; /* states of a tile that only fills a group */

@@ -1,4 +1,5 @@
-/* Working memory of the trellis search, of every instruction set. Every part starts on a cache line. */
+/* Working memory of the trellis search, of every instruction set. Every part starts on a cache
+ * line. */
 #ifndef KD_KERN_TRELLIS_SCRATCH_H
 #define KD_KERN_TRELLIS_SCRATCH_H
 
@@ -17,8 +18,8 @@ struct kd_trellis_scratch {
     int16_t swapped[65536];                   /* the same, by state with its bytes exchanged */
     int16_t value[KD_TRELLIS_TABLES][65536];  /* the same in the order of the inner loops */
     uint16_t cost[KD_TRELLIS_PAIR][2][32768]; /* by edge */
-    /* Costs kept along the way, at most 128 times 16384 of 2 bytes a tile; in the plain search a byte
-     * for the branch of each position and edge, which takes both tiles' room. */
+    /* Costs kept along the way, at most 128 times 16384 of 2 bytes a tile; in the plain search a
+     * byte for the branch of each position and edge, which takes both tiles' room. */
     uint8_t kept[KD_TRELLIS_PAIR][64 * 65536];
     uint8_t branch[8][KD_TRELLIS_AGAIN]; /* of those states */
 };

@@ -85,14 +85,14 @@ KD_HD static inline uint16_t kd_codebook_f16(enum kd_codebook cb, unsigned state
 
 /* The trellis search's arithmetic: integers throughout, so that every instruction set and device
  * finds the same states. Values and targets are rounded to multiples of 1 / grid, a difference D
- * costs round(D^2 / 64) (ties cannot occur), and a cost over KD_SEARCH_CAP is no path any more. Costs
- * kept as 1024 + cost are half-precision numbers whose fma with D / 8 gives the same integer.
+ * costs round(D^2 / 64) (ties cannot occur), and a cost over KD_SEARCH_CAP is no path any more.
+ * Costs kept as 1024 + cost are half-precision numbers whose fma with D / 8 gives the same integer.
  * docs/numerics.md has the whole definition, src/kern/ref/trellis_ref.c the plain program. */
 enum {
     KD_SEARCH_SHIFT = 6,
     KD_SEARCH_CAP = 1000,
     KD_SEARCH_LOWER = 16, /* after so many positions of a pass the least cost is subtracted */
-    KD_SEARCH_LEVELS = 6 /* a tile whose costs pass the cap is searched again on half the grid */
+    KD_SEARCH_LEVELS = 6  /* a tile whose costs pass the cap is searched again on half the grid */
 };
 
 struct kd_search_grid {
@@ -122,8 +122,9 @@ KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, en
 
     /* 3INST and MCG are 1.244 times as wide as mul1. */
     g.grid = (cb == KD_CB_MUL1 ? grid : grid * 0.8125f) / (float)(1u << level);
-    /* A target outside the codebook by n units costs n^2 / 64 at its nearest value: well under the cap,
-     * yet enough to tell that value from others. The wide codebooks are used nearer to their ends. */
+    /* A target outside the codebook by n units costs n^2 / 64 at its nearest value: well under the
+     * cap, yet enough to tell that value from others. The wide codebooks are used nearer to their
+     * ends. */
     cut = cb == KD_CB_MUL1 || g.grid <= 104.0f ? 96 : 192;
     g.low = kd_search_round(g.grid, cb == KD_CB_MUL1 ? -3.453125f : -3.95703125f) - cut;
     g.high = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.34765625f : 3.97265625f) + cut;

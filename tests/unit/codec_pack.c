@@ -52,7 +52,8 @@ static void half_rate(void **unused)
     kd_json_free(root);
 }
 
-/* Every rate: symbols come back, states chain round the ring, and each bit of the tile counts once. */
+/* Every rate: symbols come back, states chain round the ring, and each bit of the tile counts once.
+ */
 static void round_trips(void **unused)
 {
     (void)unused;

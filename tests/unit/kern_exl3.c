@@ -22,13 +22,15 @@ static void codebooks(void **unused)
         char hex[65];
         words_bytes(table, 65536, bytes);
         assert_int_equal(kd_sha256_of(bytes, sizeof bytes, hex, NULL), 0);
-        assert_string_equal(hex, kd_json_text(kd_json_get(book, "sha256_of_65536_le_uint16"), NULL));
+        assert_string_equal(hex,
+                            kd_json_text(kd_json_get(book, "sha256_of_65536_le_uint16"), NULL));
         assert_int_equal(kd_json_count(entries), 21);
         for (size_t i = 0; i < 21; i++) {
             const struct kd_json *e = kd_json_at(entries, i);
             uint16_t want;
             hex_words(kd_json_get(e, "fp16"), &want, 1);
-            assert_int_equal(kd_codebook_f16((enum kd_codebook)cb, (unsigned)vectors_int(e, "state")), want);
+            assert_int_equal(
+                kd_codebook_f16((enum kd_codebook)cb, (unsigned)vectors_int(e, "state")), want);
         }
     }
     kd_json_free(root);
@@ -37,7 +39,8 @@ static void codebooks(void **unused)
 static void permutation(void **unused)
 {
     struct kd_json *root = vectors_open();
-    const struct kd_json *list = kd_json_get(kd_json_get(root, "tile_permutation"), "row_col_of_position");
+    const struct kd_json *list =
+        kd_json_get(kd_json_get(root, "tile_permutation"), "row_col_of_position");
     (void)unused;
 
     assert_int_equal(kd_json_count(list), 256);
@@ -63,7 +66,8 @@ static void tiles(void **unused)
         hex_words(kd_json_get(v, "file_words"), words, 16 * K);
         words_bytes(words, 16 * K, bytes);
         for (int cb = 0; cb < 3; cb++) {
-            const struct kd_json *rows = kd_json_get(kd_json_get(v, "tile_rows_fp16"), codebook_names[cb]);
+            const struct kd_json *rows =
+                kd_json_get(kd_json_get(v, "tile_rows_fp16"), codebook_names[cb]);
             float found[256];
             isa.trellis_decode(bytes, rate, (enum kd_codebook)cb, found);
             for (unsigned r = 0; r < 16; r++) {
@@ -139,9 +143,17 @@ static void layer(void **unused)
     hex_words(kd_json_get(v, "x_fp16"), x16, LAYER);
     for (unsigned i = 0; i < LAYER; i++)
         x[i] = kd_f16_f32(x16[i]);
-    struct kd_mat w = {.type = KD_MAT_EXL3, .rows = LAYER, .cols = LAYER, .data = codes, .ld = 8,
-                       .rows_padded = LAYER, .cols_padded = LAYER, .suh = suh, .svh = svh,
-                       .rate = rate, .cb = KD_CB_MUL1};
+    struct kd_mat w = {.type = KD_MAT_EXL3,
+                       .rows = LAYER,
+                       .cols = LAYER,
+                       .data = codes,
+                       .ld = 8,
+                       .rows_padded = LAYER,
+                       .cols_padded = LAYER,
+                       .suh = suh,
+                       .svh = svh,
+                       .rate = rate,
+                       .cb = KD_CB_MUL1};
     struct kd_run run = {.kern = &isa};
     assert_int_equal(kd_exl3_mul(&run, &w, x, LAYER, 1, y, LAYER, &err), 0);
     double worst = 0, scale = 0;
@@ -171,11 +183,13 @@ static void products(void **unused)
 {
     enum { KT = 19, NT = 3, ROW = 4, T_MAX = 66 };
     static const int64_t ts[] = {1, 2, 5, 64, T_MAX};
-    float *x = floats(1, T_MAX * (16 * KT + 3)), *a = floats(2, T_MAX * 16 * NT), *b = floats(3, T_MAX * 16 * NT);
+    float *x = floats(1, T_MAX * (16 * KT + 3)), *a = floats(2, T_MAX * 16 * NT),
+          *b = floats(3, T_MAX * 16 * NT);
     (void)unused;
 
     for (unsigned n = 16; n <= 128; n += n < 50 ? 1 : 7) {
-        struct kd_exl3_block blk = {.k_tiles = KT, .n_tiles = NT, .row_tiles = ROW, .rate = kd_rate_from16(n)};
+        struct kd_exl3_block blk = {
+            .k_tiles = KT, .n_tiles = NT, .row_tiles = ROW, .rate = kd_rate_from16(n)};
         int64_t bytes = ((KT - 1) * ROW + NT) * (int64_t)kd_rate_tile_bytes(blk.rate);
         uint8_t *codes = random_codes(n, bytes);
         blk.codes = codes;
@@ -200,7 +214,8 @@ static void written_order(void **unused)
 {
     enum { KT = 5 };
     static const unsigned row_of[8] = {0, 1, 8, 9, 2, 3, 10, 11};
-    struct kd_exl3_block blk = {.k_tiles = KT, .n_tiles = 1, .row_tiles = 1, .rate = {.base = 2}, .cb = KD_CB_MUL1};
+    struct kd_exl3_block blk = {
+        .k_tiles = KT, .n_tiles = 1, .row_tiles = 1, .rate = {.base = 2}, .cb = KD_CB_MUL1};
     uint8_t *codes = random_codes(7, KT * 64);
     float *x = floats(8, 16 * KT), y[16], chain[8] = {0}, tile[256];
     (void)unused;
@@ -235,7 +250,11 @@ static void int8_products(void **unused)
         x[i] = 0.125f * (float)q[i];
     }
     for (unsigned n = 16; n <= 128; n += 3) {
-        struct kd_exl3_block blk = {.k_tiles = KT, .n_tiles = NT, .row_tiles = NT, .rate = kd_rate_from16(n), .cb = KD_CB_MUL1};
+        struct kd_exl3_block blk = {.k_tiles = KT,
+                                    .n_tiles = NT,
+                                    .row_tiles = NT,
+                                    .rate = kd_rate_from16(n),
+                                    .cb = KD_CB_MUL1};
         uint8_t *codes = random_codes(n, KT * NT * (int64_t)kd_rate_tile_bytes(blk.rate));
         blk.codes = codes;
         isa.mv_exl3_int8(&blk, q, 0.125f, a);
@@ -265,8 +284,16 @@ static void whole_product(void **unused)
         suh[i] = kd_f32_f16(0.02f * value(9, i));
     for (unsigned i = 0; i < RP; i++)
         svh[i] = kd_f32_f16(value(10, i));
-    struct kd_mat w = {.type = KD_MAT_EXL3, .rows = ROWS, .cols = COLS, .data = codes, .ld = RP / 16,
-                       .rows_padded = RP, .cols_padded = CP, .suh = suh, .svh = svh, .rate = rate,
+    struct kd_mat w = {.type = KD_MAT_EXL3,
+                       .rows = ROWS,
+                       .cols = COLS,
+                       .data = codes,
+                       .ld = RP / 16,
+                       .rows_padded = RP,
+                       .cols_padded = CP,
+                       .suh = suh,
+                       .svh = svh,
+                       .rate = rate,
                        .cb = KD_CB_MUL1};
     assert_int_equal(kd_pool_open(&pool, 3, &err), 0);
     struct kd_run many = {.kern = &isa, .pool = pool}, plain = {.kern = &ref};
@@ -295,9 +322,11 @@ static void whole_product(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(codebooks),     cmocka_unit_test(permutation),   cmocka_unit_test(tiles),
-        cmocka_unit_test(every_state),   cmocka_unit_test(layer),         cmocka_unit_test(products),
-        cmocka_unit_test(written_order), cmocka_unit_test(int8_products), cmocka_unit_test(whole_product),
+        cmocka_unit_test(codebooks),     cmocka_unit_test(permutation),
+        cmocka_unit_test(tiles),         cmocka_unit_test(every_state),
+        cmocka_unit_test(layer),         cmocka_unit_test(products),
+        cmocka_unit_test(written_order), cmocka_unit_test(int8_products),
+        cmocka_unit_test(whole_product),
     };
     int rc = kern_open();
     return rc ? rc : cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* The trellis search: the reference's states on every instruction set for every rate, codebook and seam,
- * on ordinary and extreme targets. */
+/* The trellis search: the reference's states on every instruction set for every rate, codebook and
+ * seam, on ordinary and extreme targets. */
 #include "base/mem.h"
 #include "kern/exl3_ring.h"
 #include "unit/kern_util.h"
@@ -20,20 +20,37 @@ static void make_tile(unsigned kind, uint64_t seed, float scale, float tile[256]
     for (unsigned p = 0; p < 256; p++) {
         float g = (float)gauss(seed, p) * scale;
         switch (kind) {
-        case 0: tile[p] = g; break;
-        case 1: tile[p] = 0.0f; break;
-        case 2: tile[p] = p % 2 ? 3.3f : -3.4f; break;
-        case 3: tile[p] = p % 3 ? INFINITY : -INFINITY; break;
-        case 4: tile[p] = p == 128 ? NAN : g; break;
-        case 5: tile[p] = p < 128 ? 0.01f * g : 4.0f * g; break;
-        case 6: tile[p] = p % 17 ? g : 1e30f * g; break;
-        default: tile[p] = 3.97f; break;
+        case 0:
+            tile[p] = g;
+            break;
+        case 1:
+            tile[p] = 0.0f;
+            break;
+        case 2:
+            tile[p] = p % 2 ? 3.3f : -3.4f;
+            break;
+        case 3:
+            tile[p] = p % 3 ? INFINITY : -INFINITY;
+            break;
+        case 4:
+            tile[p] = p == 128 ? NAN : g;
+            break;
+        case 5:
+            tile[p] = p < 128 ? 0.01f * g : 4.0f * g;
+            break;
+        case 6:
+            tile[p] = p % 17 ? g : 1e30f * g;
+            break;
+        default:
+            tile[p] = 3.97f;
+            break;
         }
     }
 }
 enum { KINDS = 8 };
 
-static void compare(struct kd_rate rate, enum kd_codebook cb, int seam, const float *target, int64_t count)
+static void compare(struct kd_rate rate, enum kd_codebook cb, int seam, const float *target,
+                    int64_t count)
 {
     uint16_t a[4 * 256], b[4 * 256], ring[256];
 
@@ -43,9 +60,10 @@ static void compare(struct kd_rate rate, enum kd_codebook cb, int seam, const fl
     ref.trellis_search(target, count, rate, cb, seam, b, scratch[1]);
     for (int64_t i = 0; i < 256 * count; i++)
         if (a[i] != b[i])
-            fail_msg("%u/16 bits, codebook %d, seam %d, tile %lld, position %lld: %04x by %s, not %04x",
-                     kd_rate_to16(rate), (int)cb, seam, (long long)(i / 256), (long long)(i % 256), a[i],
-                     isa.name, b[i]);
+            fail_msg(
+                "%u/16 bits, codebook %d, seam %d, tile %lld, position %lld: %04x by %s, not %04x",
+                kd_rate_to16(rate), (int)cb, seam, (long long)(i / 256), (long long)(i % 256), a[i],
+                isa.name, b[i]);
     for (int64_t t = 0; t < count; t++) { /* and the ring is closed */
         memcpy(ring, a + 256 * t, sizeof ring);
         kd_ring_close(rate, ring);
@@ -55,8 +73,8 @@ static void compare(struct kd_rate rate, enum kd_codebook cb, int seam, const fl
 
 static void rates(void **unused)
 {
-    static const unsigned list[] = {16, 17, 24, 31, 32, 33, 35, 37, 38, 39, 40, 47, 48, 50, 56,
-                                    57, 63, 64, 72, 74, 79, 80, 88, 96, 104, 112, 120, 128};
+    static const unsigned list[] = {16, 17, 24, 31, 32, 33, 35, 37, 38, 39, 40,  47,  48,  50,
+                                    56, 57, 63, 64, 72, 74, 79, 80, 88, 96, 104, 112, 120, 128};
     float target[3 * 256];
     (void)unused;
 

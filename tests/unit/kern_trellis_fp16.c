@@ -1,6 +1,7 @@
-/* A search with half-precision costs, written from the format's description alone: it must reproduce
- * the released encoder's states, once with that encoder's look at the costs of the position before the
- * last, once with the last. It ties this project's codebooks, edges and seam to the released ones. */
+/* A search with half-precision costs, written from the format's description alone: it must
+ * reproduce the released encoder's states, once with that encoder's look at the costs of the
+ * position before the last, once with the last. It ties this project's codebooks, edges and seam to
+ * the released ones. */
 #include "kern/exl3_ring.h"
 #include "kern/trellis_scratch.h"
 #include "unit/exl3_vectors.h"
@@ -62,7 +63,8 @@ static unsigned cheapest(const uint16_t *c, unsigned edges)
 
     for (unsigned e = 0; e < edges; e++) {
         unsigned v = e & 1023u;
-        uint64_t key = (uint64_t)c[e] << 32 | (reverse5(v >> 5) * 1024 + reverse5(v & 31u) * 32 + (e >> 10));
+        uint64_t key =
+            (uint64_t)c[e] << 32 | (reverse5(v >> 5) * 1024 + reverse5(v & 31u) * 32 + (e >> 10));
         if (key < least) {
             least = key;
             best = e;
@@ -82,7 +84,8 @@ static unsigned trace(unsigned K, unsigned last, unsigned edge, uint16_t *states
     return edge;
 }
 
-static void check(const struct kd_json *want, unsigned K, const float *w, unsigned end, const char *what)
+static void check(const struct kd_json *want, unsigned K, const float *w, unsigned end,
+                  const char *what)
 {
     uint16_t states[256], found[256], words[128], wanted_words[128];
     uint8_t bytes[256];

@@ -1,7 +1,7 @@
 /* What integer costs cost: the error of the search against one with fp32 costs on the same Gaussian
- * tiles. With KONDENSE_FULL_QUALITY set: 1,024 tiles and the bar of 0.15 % (minutes on many cores; give
- * a rate in sixteenths of a bit in KONDENSE_QUALITY_RATE to run one). Otherwise a few tiles, on which
- * luck alone makes half a percent. */
+ * tiles. With KONDENSE_FULL_QUALITY set: 1,024 tiles and the bar of 0.15 % (minutes on many cores;
+ * give a rate in sixteenths of a bit in KONDENSE_QUALITY_RATE to run one). Otherwise a few tiles,
+ * on which luck alone makes half a percent. */
 #include "base/mem.h"
 #include "base/pool.h"
 #include "kern/exl3_ring.h"
@@ -59,8 +59,8 @@ static void plain_step(struct plain *s, struct kd_rate rate, unsigned p, float w
     }
 }
 
-static unsigned plain_trace(const struct plain *s, struct kd_rate rate, unsigned last, unsigned edge,
-                            uint16_t *states)
+static unsigned plain_trace(const struct plain *s, struct kd_rate rate, unsigned last,
+                            unsigned edge, uint16_t *states)
 {
     for (unsigned p = last + 1; p-- > 0;) {
         unsigned state = (unsigned)s->branch[p][edge] << (16 - kd_rate_bits_at(rate, p + 1)) | edge;
@@ -116,7 +116,8 @@ static void quality_tile(void *ctx, int64_t tile, int worker)
     (void)worker;
 
     assert_non_null(plain);
-    assert_int_equal(kd_mem_new(&scratch, (int64_t)kd_trellis_scratch_bytes(), 1, "scratch", NULL), 0);
+    assert_int_equal(kd_mem_new(&scratch, (int64_t)kd_trellis_scratch_bytes(), 1, "scratch", NULL),
+                     0);
     for (unsigned i = 0; i < 65536; i++)
         plain->value[i] = kd_f16_f32(kd_codebook_f16(j->cb, i));
     for (unsigned p = 0; p < 256; p++)
@@ -148,8 +149,8 @@ static void quality(unsigned sixteenths, enum kd_codebook cb, int tiles, double 
     }
     free(j.sums);
     double n = 256.0 * tiles * j.scale * j.scale, over = 100 * (found / plain - 1);
-    printf("%.4f bits, codebook %d, %d tiles: MSE %.7f, fp32 costs %.7f, %+.3f %%\n", sixteenths / 16.0, (int)cb,
-           tiles, found / n, plain / n, over);
+    printf("%.4f bits, codebook %d, %d tiles: MSE %.7f, fp32 costs %.7f, %+.3f %%\n",
+           sixteenths / 16.0, (int)cb, tiles, found / n, plain / n, over);
     if (over > bar)
         fail_msg("over the bar of %.2f %%", bar);
 }

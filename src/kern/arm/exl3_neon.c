@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WIDTH 4
+#define WIDTH  4
 #define INLINE static inline __attribute__((always_inline))
 
 #include "num/trellis_step.h"
@@ -29,8 +29,9 @@ INLINE float32x4_t values_of(uint32x4_t s, enum kd_codebook cb)
                                   vdupq_n_f32(887.0f / 131072.0f));
         return vcvt_f32_f16(vcvt_f16_f32(f));
     }
-    uint32x4_t x = cb == KD_CB_MCG ? vmulq_u32(s, vdupq_n_u32(0xCBAC1FEDu))
-                                   : vaddq_u32(vmulq_u32(s, vdupq_n_u32(89226354)), vdupq_n_u32(64248484));
+    uint32x4_t x = cb == KD_CB_MCG
+                       ? vmulq_u32(s, vdupq_n_u32(0xCBAC1FEDu))
+                       : vaddq_u32(vmulq_u32(s, vdupq_n_u32(89226354)), vdupq_n_u32(64248484));
     x = veorq_u32(vandq_u32(x, vdupq_n_u32(0x8FFF8FFFu)), vdupq_n_u32(0x3B603B60u));
     float32x4_t a = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(x)));
     float32x4_t b = vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(x, 16)));
@@ -48,8 +49,8 @@ INLINE float32x4_t rows(const float *x, int m)
     return vcombine_f32(vld1_f32(x + 2 * m), vld1_f32(x + 2 * m + 8));
 }
 
-/* Columns c and c + 8 keep chains 0..3 in sum[16 c] and sum[16 c + 4], 4..7 eight further on; four c at
- * a time. */
+/* Columns c and c + 8 keep chains 0..3 in sum[16 c] and sum[16 c + 4], 4..7 eight further on; four
+ * c at a time. */
 static void add_panel(const float *panel, int64_t count, const float *x, float *sum)
 {
     for (int half = 0; half < 2; half++, sum += 64) {
@@ -66,7 +67,8 @@ static void add_panel(const float *panel, int64_t count, const float *x, float *
             for (int c = 0; c < 4; c++)
 #pragma GCC unroll 8
                 for (int j = 0; j < 8; j++)
-                    s[4 * c + j % 4] = vfmaq_f32(s[4 * c + j % 4], vld1q_f32(v + 32 * c + 4 * j), r[j / 2]);
+                    s[4 * c + j % 4] =
+                        vfmaq_f32(s[4 * c + j % 4], vld1q_f32(v + 32 * c + 4 * j), r[j / 2]);
         }
         for (int c = 0; c < 16; c++)
             vst1q_f32(sum + 4 * c, s[c]);
@@ -77,7 +79,8 @@ static void fold_sums(const float *sum, float *y)
 {
     for (int c = 0; c < 8; c++)
         for (int h = 0; h < 2; h++) {
-            float32x4_t a = vaddq_f32(vld1q_f32(sum + 16 * c + 4 * h), vld1q_f32(sum + 16 * c + 8 + 4 * h));
+            float32x4_t a =
+                vaddq_f32(vld1q_f32(sum + 16 * c + 4 * h), vld1q_f32(sum + 16 * c + 8 + 4 * h));
             float32x2_t b = vadd_f32(vget_low_f32(a), vget_high_f32(a));
             y[c + 8 * h] = vget_lane_f32(b, 0) + vget_lane_f32(b, 1);
         }

@@ -1,8 +1,8 @@
 /* Products with EXL3 codes in plain C: the order every other instruction set keeps.
  *
- * A column keeps eight fma chains. Of each tile, in ascending order, chain q takes row row_of[q] and
- * then row_of[q] + 4: the order in which a vector of sixteen ring positions meets them. The chains
- * fold q + (q+4), q + (q+2), q + (q+1). */
+ * A column keeps eight fma chains. Of each tile, in ascending order, chain q takes row row_of[q]
+ * and then row_of[q] + 4: the order in which a vector of sixteen ring positions meets them. The
+ * chains fold q + (q+4), q + (q+2), q + (q+1). */
 #include "kern/exl3_ring.h"
 #include "kern/exl3_sets.h"
 

@@ -4,7 +4,8 @@
 #include "kern/exl3_sets.h"
 #include "kern/trellis_scratch.h"
 
-void kd_trellis_decode_ref(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb, float out[256])
+void kd_trellis_decode_ref(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
+                           float out[256])
 {
     uint16_t states[256];
 
@@ -21,9 +22,9 @@ struct search {
     int target[256];
 };
 
-/* Position p: every out-edge takes the cheapest of the states that end in it, the lowest branch among
- * equals; without one under the limit it gets the limit and the last branch. cost[0] holds the
- * costs of the in-edges before, of the out-edges after. */
+/* Position p: every out-edge takes the cheapest of the states that end in it, the lowest branch
+ * among equals; without one under the limit it gets the limit and the last branch. cost[0] holds
+ * the costs of the in-edges before, of the out-edges after. */
 static void search_step(struct search *s, unsigned p)
 {
     unsigned in = kd_rate_bits_at(s->rate, p), out = kd_rate_bits_at(s->rate, p + 1);

@@ -1,9 +1,10 @@
-/* EXL3 decoding and products for AVX2: eight positions, which are four rows of columns c and c + 8. */
+/* EXL3 decoding and products for AVX2: eight positions, which are four rows of columns c and c + 8.
+ */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WIDTH 8
+#define WIDTH  8
 #define INLINE static inline __attribute__((always_inline))
 
 #include "num/trellis_step.h"
@@ -27,21 +28,25 @@ INLINE __m256i sums_of(__m256i s)
 INLINE __m256 values_of(__m256i s, enum kd_codebook cb)
 {
     if (cb == KD_CB_MUL1) {
-        /* The sum in the low bits of the float 2^23; the fma is exact, splitting rounds to 11 bits. */
+        /* The sum in the low bits of the float 2^23; the fma is exact, splitting rounds to 11 bits.
+         */
         __m256i b = _mm256_or_si256(sums_of(s), _mm256_set1_epi32(0x4B000000));
         __m256 f = _mm256_fmadd_ps(_mm256_castsi256_ps(b), _mm256_set1_ps(887.0f / 131072.0f),
                                    _mm256_set1_ps(-56771.453125f));
         __m256 t = _mm256_mul_ps(f, _mm256_set1_ps(8193.0f));
         return _mm256_sub_ps(t, _mm256_sub_ps(t, f));
     }
-    __m256i x = cb == KD_CB_MCG ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))
-                                : _mm256_add_epi32(_mm256_mullo_epi32(s, _mm256_set1_epi32(89226354)),
-                                                   _mm256_set1_epi32(64248484));
+    __m256i x = cb == KD_CB_MCG
+                    ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))
+                    : _mm256_add_epi32(_mm256_mullo_epi32(s, _mm256_set1_epi32(89226354)),
+                                       _mm256_set1_epi32(64248484));
     x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32((int)0x8FFF8FFFu)),
                          _mm256_set1_epi32(0x3B603B60));
     __m256i low = _mm256_and_si256(x, _mm256_set1_epi32(0xffff)), high = _mm256_srli_epi32(x, 16);
-    __m256 a = _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
-    __m256 b = _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+    __m256 a = _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+    __m256 b = _mm256_cvtph_ps(
+        _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
     return _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT));
 }
 
@@ -99,8 +104,9 @@ INLINE void add_int8(int32_t *sum, __m256i b, const int32_t *q)
     __m256i *s = (__m256i *)(void *)sum;
 
     /* Both fit 16 bits; the upper half of b is zero. */
-    _mm256_storeu_si256(s, _mm256_add_epi32(_mm256_loadu_si256(s),
-                                            _mm256_madd_epi16(b, _mm256_loadu_si256((const void *)q))));
+    _mm256_storeu_si256(
+        s, _mm256_add_epi32(_mm256_loadu_si256(s),
+                            _mm256_madd_epi16(b, _mm256_loadu_si256((const void *)q))));
 }
 
 #include "kern/exl3_body.h"

@@ -1,5 +1,6 @@
-/* Decoding and products for AVX-512. Sixteen successive ring positions are one vector: columns c and
- * c + 8 of a tile, four rows each, twice (docs/numerics.md); the eight chains of a column are lanes. */
+/* Decoding and products for AVX-512. Sixteen successive ring positions are one vector: columns c
+ * and c + 8 of a tile, four rows each, twice (docs/numerics.md); the eight chains of a column are
+ * lanes. */
 #include "kern/exl3_sets.h"
 #include "kern/exl3_unpack.h"
 
@@ -13,16 +14,16 @@ enum {
     TOKENS = 64 /* that share a panel */
 };
 
-/* How windows come out of a tile. WORDS: K = 2, straight from the stored words. QUADS: sixteen windows
- * fit 64 bits. BYTES: any rate. */
+/* How windows come out of a tile. WORDS: K = 2, straight from the stored words. QUADS: sixteen
+ * windows fit 64 bits. BYTES: any rate. */
 enum layout { WORDS, QUADS, BYTES };
 
 struct unpack {
     enum layout layout;
     unsigned bytes;
     enum kd_codebook cb;
-    uint16_t at[16];     /* first byte of a group of sixteen positions, in the reversed tile */
-    uint8_t pick[16][64]; /* QUADS, WORDS: bit of each byte; BYTES: byte of each byte */
+    uint16_t at[16];        /* first byte of a group of sixteen positions, in the reversed tile */
+    uint8_t pick[16][64];   /* QUADS, WORDS: bit of each byte; BYTES: byte of each byte */
     uint32_t shift[16][16]; /* BYTES */
 };
 
@@ -64,8 +65,8 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
 }
 
 /* The states of group g, in 32-bit lanes. */
-FLAT __m512i states(const struct unpack *u, const enum layout layout, const uint8_t *tile, const uint8_t *back,
-                    unsigned g)
+FLAT __m512i states(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                    const uint8_t *back, unsigned g)
 {
     const __mmask64 low = 0x3333333333333333u;
     uint64_t bits;
@@ -93,10 +94,11 @@ FLAT __m512i states(const struct unpack *u, const enum layout layout, const uint
     return _mm512_and_si512(x, _mm512_set1_epi32(0xffff));
 }
 
-/* mul1, GROUPS vectors abreast, stage by stage, because one after the other would fill the scheduler
- * with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma makes the value
- * f (exact). Splitting it at 11 bits then rounds it to fp16: t = 8193 f, t - (t - f); no value is zero,
- * subnormal or a tie that this would round the wrong way (tested). 8192 f is an addition to the exponent. */
+/* mul1, GROUPS vectors abreast, stage by stage, because one after the other would fill the
+ * scheduler with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma
+ * makes the value f (exact). Splitting it at 11 bits then rounds it to fp16: t = 8193 f, t - (t -
+ * f); no value is zero, subnormal or a tie that this would round the wrong way (tested). 8192 f is
+ * an addition to the exponent. */
 enum { GROUPS = 4 };
 
 FLAT void values_mul1(const __m512i s[GROUPS], __m512 v[GROUPS])
@@ -141,8 +143,8 @@ FLAT __m512 value_halves(__m512i s, bool mcg)
 }
 
 /* 256 floats in ring order. */
-FLAT void decode_layout(const struct unpack *u, const enum layout layout, const uint8_t *tile, const uint8_t *back,
-                        float *out)
+FLAT void decode_layout(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                        const uint8_t *back, float *out)
 {
     for (unsigned g = 0; g < 16; g += GROUPS) {
         __m512i s[GROUPS];
@@ -175,7 +177,8 @@ static void decode_ring(const struct unpack *u, const uint8_t *tile, float *out)
         decode_layout(u, BYTES, tile, back, out);
 }
 
-static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb, float out[256])
+static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
+                        float out[256])
 {
     struct unpack u;
     float ring[256];
@@ -186,9 +189,8 @@ static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebo
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
 
-static const int32_t row_lanes[2][16] = {
-    {0, 1, 8, 9, 0, 1, 8, 9, 2, 3, 10, 11, 2, 3, 10, 11},
-    {4, 5, 12, 13, 4, 5, 12, 13, 6, 7, 14, 15, 6, 7, 14, 15}};
+static const int32_t row_lanes[2][16] = {{0, 1, 8, 9, 0, 1, 8, 9, 2, 3, 10, 11, 2, 3, 10, 11},
+                                         {4, 5, 12, 13, 4, 5, 12, 13, 6, 7, 14, 15, 6, 7, 14, 15}};
 
 /* Sums of columns c and c + 8 for each pair c into y[16]. */
 FLAT void fold(const __m512 sum[8], float *y)
@@ -203,10 +205,11 @@ FLAT void fold(const __m512 sum[8], float *y)
 }
 
 /* One token with mul1: sixteen outputs, values straight from the codes. */
-FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t *tile, int64_t step,
-                 int64_t k_tiles, const float *x, float *y)
+FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                 int64_t step, int64_t k_tiles, const float *x, float *y)
 {
-    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]), lanes1 = _mm512_loadu_si512(row_lanes[1]);
+    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]),
+                  lanes1 = _mm512_loadu_si512(row_lanes[1]);
     uint8_t back[2][KD_TILE_BACK];
     __m512 sum[8];
 
@@ -255,7 +258,8 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
 /* Many tokens: sums of 16 columns for a token over `count` decoded tiles. */
 static void add_panel(const float *panel, int64_t count, const float *x, float (*sum)[16])
 {
-    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]), lanes1 = _mm512_loadu_si512(row_lanes[1]);
+    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]),
+                  lanes1 = _mm512_loadu_si512(row_lanes[1]);
     __m512 s[8];
 
     for (unsigned c = 0; c < 8; c++)
@@ -272,7 +276,8 @@ static void add_panel(const float *panel, int64_t count, const float *x, float (
         _mm512_storeu_ps(sum[c], s[c]);
 }
 
-static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
+                    int64_t ldy)
 {
     struct unpack u;
     float panel[PANEL * 256], sum[TOKENS][8][16];
@@ -316,8 +321,8 @@ FLAT __m512i rows_bytes(const int8_t *q, unsigned half)
     return _mm512_permutexvar_epi8(at, x);
 }
 
-FLAT void column_int8(const struct unpack *u, const enum layout layout, const uint8_t *tile, int64_t step,
-                      int64_t k_tiles, const int8_t *q, int64_t *sum)
+FLAT void column_int8(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                      int64_t step, int64_t k_tiles, const int8_t *q, int64_t *sum)
 {
     uint8_t back[2][KD_TILE_BACK];
     __m512i s[8];

@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-#define LANES 16u
-#define TILES KD_TRELLIS_PAIR
+#define LANES      16u
+#define TILES      KD_TRELLIS_PAIR
 #define TRUNC_BITS 2
 #define TRUNC_FREE 3
 
@@ -102,8 +102,8 @@ static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *
         __m256 x = _mm256_cvtph_ps(_mm_loadu_si128((const void *)(f16 + s)));
         x = _mm256_floor_ps(_mm256_add_ps(_mm256_mul_ps(x, scale), half));
         __m256i i = _mm256_sll_epi32(_mm256_cvttps_epi32(x), left);
-        _mm_storeu_si128((void *)(out + s),
-                         _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1)));
+        _mm_storeu_si128((void *)(out + s), _mm_packs_epi32(_mm256_castsi256_si128(i),
+                                                            _mm256_extracti128_si256(i, 1)));
     }
 }
 

@@ -4,8 +4,8 @@
 
 #include <immintrin.h>
 
-#define LANES 32u
-#define TILES KD_TRELLIS_PAIR
+#define LANES      32u
+#define TILES      KD_TRELLIS_PAIR
 #define TRUNC_BITS 2
 #define TRUNC_FREE 3
 
@@ -57,7 +57,8 @@ INLINE vi vi_trunc(vi x)
 /* (m & ~3) | 2 */
 INLINE vi vi_trunc_clean(vi m)
 {
-    return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(3), _mm512_set1_epi16(2), (0xF0 & ~0xCC) | 0xAA);
+    return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(3), _mm512_set1_epi16(2),
+                                     (0xF0 & ~0xCC) | 0xAA);
 }
 INLINE vi vi_round(vi x)
 {
@@ -72,7 +73,8 @@ INLINE vi vi_square(vi v, vi w)
 /* (m & ~63) | 32 */
 INLINE vi vi_exact_clean(vi m)
 {
-    return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(63), _mm512_set1_epi16(32), (0xF0 & ~0xCC) | 0xAA);
+    return _mm512_ternarylogic_epi32(m, _mm512_set1_epi16(63), _mm512_set1_epi16(32),
+                                     (0xF0 & ~0xCC) | 0xAA);
 }
 
 static const uint16_t zip_index[2][32] __attribute__((aligned(64))) = {
