@@ -52,6 +52,33 @@ static void half_rate(void **unused)
     kd_json_free(root);
 }
 
+/* The worked example of docs/formats/exl3.md, whose bytes another program made. */
+static void example(void **unused)
+{
+    static const char hex[] =
+        "9e3475e4a4a923674d1d39f3eac8992747ce3c6972e64953334f9a3a79d2d49193a68e9c"
+        "3475e4cca923679e1d39f3a4c899274dce3c69eae64953474f9a3a72d2d49133a68e9c79"
+        "cc93";
+    static const uint16_t first[4] = {0x4f33, 0x3cce, 0xf339, 0x99c8};
+    struct kd_rate rate = kd_rate_from16(37);
+    uint16_t symbols[256], states[256];
+    uint8_t bytes[74];
+    char text[2 * 74 + 1];
+    (void)unused;
+
+    assert_int_equal(rate.mask, 0x9248);
+    assert_int_equal(kd_rate_tile_bytes(rate), 74);
+    for (unsigned p = 0; p < 256; p++)
+        symbols[p] = (uint16_t)((7 * p + 3) % (1u << kd_rate_bits_at(rate, p)));
+    kd_exl3_pack(symbols, rate, bytes);
+    for (unsigned i = 0; i < 74; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    assert_string_equal(text, hex);
+    kd_exl3_unpack(bytes, rate, states);
+    assert_memory_equal(states, first, sizeof first);
+    assert_int_equal(kd_codebook_f16(KD_CB_MUL1, states[0]), 0x3a97);
+}
+
 /* Every rate: symbols come back, states chain round the ring, and each bit of the tile counts once.
  */
 static void round_trips(void **unused)
@@ -89,6 +116,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(vectors),
         cmocka_unit_test(half_rate),
+        cmocka_unit_test(example),
         cmocka_unit_test(round_trips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
