@@ -4,7 +4,7 @@
 #include "base/rand.h"
 #include "serve/api_request.h"
 #include "serve/page.h"
-#include "serve/store.h"
+#include "serve/stored.h"
 
 #include <inttypes.h>
 #include <string.h>

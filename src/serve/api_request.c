@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -88,10 +89,11 @@ static int get_num(struct asking *q, const char *key, double min, double max, bo
 static bool whole(const struct kd_jnode *v, int64_t *out)
 {
     char *end;
-    if (v->kind != KD_JSON_INT || v->bytes > 20)
+    if (v->kind != KD_JSON_INT)
         return false;
+    errno = 0;
     long long n = strtoll(v->text, &end, 10);
-    if (*end || ((n == INT64_MAX || n == INT64_MIN) && v->bytes > 19))
+    if (*end || errno)
         return false;
     *out = n;
     return true;
@@ -599,6 +601,8 @@ static int fit(struct asking *q, int64_t prompt)
 {
     struct kd_ask *a = q->a;
     int64_t context = q->api->context, room = context - prompt;
+    int64_t engine = kd_engine_room(q->api->engine, prompt, a->choices);
+    room = engine < room ? engine : room;
     if (room < 1)
         return kd_bad_at(q->bad, 400, "context_length_exceeded", a->chat ? "messages" : "prompt",
                          "the prompt has %" PRId64 " tokens and this model's context is %" PRId64

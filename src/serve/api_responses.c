@@ -3,7 +3,7 @@
  */
 #include "base/mem.h"
 #include "serve/api_stream.h"
-#include "serve/store.h"
+#include "serve/stored.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "serve/store.h"
+#include "serve/stored.h"
 
 #include "base/clock.h"
 #include "base/mem.h"

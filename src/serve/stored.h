@@ -1,7 +1,7 @@
 /* Stored responses: JSON texts by id, kept apart by owner, with a limit of bytes (the oldest go)
  * and of time. Thread-safe. */
-#ifndef KD_SERVE_STORE_H
-#define KD_SERVE_STORE_H
+#ifndef KD_SERVE_STORED_H
+#define KD_SERVE_STORED_H
 
 #include "base/buf.h"
 #include "base/err.h"
