@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # kondense chat as a script uses it: lines in, answers out, the model's state kept between turns.
 set -u
 model=$KONDENSE_TEST_DATA/k3-nano

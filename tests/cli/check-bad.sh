@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # kondense check refuses what it cannot compare, with a reason and the right exit code.
 set -u
 model=$KONDENSE_TEST_DATA/k3-nano

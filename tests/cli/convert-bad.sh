@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # Wrong use and bad input of convert: one clear line, the right exit code, nothing under a final name.
 set -eu
 work=$(mktemp -d)

@@ -1,4 +1,5 @@
 # generate: the golden continuations, JSON, the trace, determinism, and what it refuses.
+# labels: fast
 set -eu
 nano=$KONDENSE_SOURCE/tests/data/k3-nano
 tmp=$(mktemp -d)

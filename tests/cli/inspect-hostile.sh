@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # inspect on broken and hostile input: exit 1 (2 for wrong use), one line that names file and reason,
 # never a crash, and nothing of the file's bytes reaching the terminal as a command.
 set -u

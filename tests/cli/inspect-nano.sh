@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # inspect on the shipped model: figures, JSON, the list of tensors, the CPU, the man page.
 set -eu
 nano=$KONDENSE_TEST_DATA/k3-nano

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: fast
 # inspect on what a forward pass would refuse or has not seen: a newer K3 with unknown keys and tensors,
 # EXL3 tensors, odd dtypes and shapes. All are named, nothing is refused.
 set -eu

@@ -1,4 +1,5 @@
 # verify: agreement with goldens, the first difference by name, missing files, and no reference at all.
+# labels: fast
 set -eu
 nano=$KONDENSE_SOURCE/tests/data/k3-nano
 tmp=$(mktemp -d)
