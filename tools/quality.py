@@ -47,7 +47,7 @@ def run_cell(a, name, args):
         result = json.loads((work / "check.json").read_text())
         made = json.loads((work / "convert.json").read_text())
         made["models"][0].pop("path")
-        result["convert"], result["arguments"] = made, args
+        result["convert"], result["arguments"], result["build"] = made, args, a.build
         tmp = out.with_suffix(".tmp")
         tmp.write_text(json.dumps(result, indent=1) + "\n")
         tmp.rename(out)
@@ -98,7 +98,8 @@ def verdicts(a):
         if base and s:
             relative.append(s / base["kld"]["mean"])
     band = max(relative) if relative else 0.0
-    out = [f"Three seeds differ by at most {100 * band:.1f} % in the default recipe; smaller differences count as ties.", ""]
+    out = [f"Three seeds differ by at most {100 * band:.1f} % in the default recipe; smaller differences count as ties."
+           if relative else "Three seeds have not been run yet, so no difference can be called a tie.", ""]
     for rate in RATES:
         base = load(a, f"experts-{rate}-default-seed0")
         if not base:
@@ -110,7 +111,8 @@ def verdicts(a):
                 d = r["kld"]["mean"] / base["kld"]["mean"] - 1
                 word = "ties with" if abs(d) <= band else "beats" if d > 0 else "loses to"
                 parts.append(f"{word} {other} ({100 * d:+.1f} %)")
-        out.append(f"- {rate} bits: default " + ", ".join(parts) + ".")
+        if parts:
+            out.append(f"- {rate} bits: default " + ", ".join(parts) + ".")
     return out
 
 
@@ -122,6 +124,12 @@ def write(a):
              f"Model {name}, calibrated on {pathlib.Path(a.calib).name} (64 rows of 512 tokens), measured on "
              f"{pathlib.Path(a.text).name} (rows of 512 tokens).",
              "KLD is the mean over all positions, in nats, of the original against the quantized model.", ""]
+    builds = sorted({json.loads(f.read_text()).get("build", "?") for f in a.out.glob("*.json")})
+    missing = [c[0] for c in cells() if not (a.out / f"{c[0]}.json").exists()]
+    lines += [f"Measured with the builds of commits {', '.join(builds)}."]
+    if missing:
+        lines += [f"{len(missing)} of {len(list(cells()))} cells have not been run yet; `tools/quality.py` goes on with them."]
+    lines += [""]
     lines += ["## Recipe and rate of the experts", "", "Trunk 4 bits (o_proj 5, latent projections 6), head 6. Mean KLD:", ""]
     rows = []
     for rate in RATES:
@@ -173,6 +181,7 @@ def main():
     p.add_argument("--write", action="store_true")
     a = p.parse_args()
     a.threads = max(1, (os.cpu_count() or 1) // a.jobs)
+    a.build = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.write:
         todo = [c for c in cells() if a.only in c[0] and not (a.out / f"{c[0]}.json").exists()]
