@@ -61,7 +61,7 @@ bool kd_lane_follows(struct kd_engine *e, const struct kd_choice *c)
     const struct kd_lane *l = &c->lane;
     for (struct kd_request *r = e->running; e->prefix && r; r = r->next) {
         struct kd_choice *o = &r->choices[0];
-        if (o == c || o->stage != KD_STAGE_PREFILL || memcmp(&o->lane.key, &l->key, sizeof l->key))
+        if (o == c || o->stage != KD_STAGE_PREFILL || !kd_prefix_same_key(&o->lane.key, &l->key))
             continue;
         int64_t at = shared(l, &o->lane);
         if (at > o->lane.fed && at - l->fed >= FOLLOW_MIN && mark(e, &o->lane, at))

@@ -50,7 +50,7 @@ void kd_prefix_entry_drop(struct kd_prefix_entry *e)
     kd_mem_free(e);
 }
 
-static bool same_key(const struct kd_prefix_key *a, const struct kd_prefix_key *b)
+bool kd_prefix_same_key(const struct kd_prefix_key *a, const struct kd_prefix_key *b)
 {
     return !strcmp(a->owner, b->owner) && a->experts_used == b->experts_used &&
            a->expert_mass == b->expert_mass;
@@ -59,7 +59,7 @@ static bool same_key(const struct kd_prefix_key *a, const struct kd_prefix_key *
 bool kd_prefix_entry_is(const struct kd_prefix_entry *e, uint64_t hash,
                         const struct kd_prefix_key *k, const int32_t *ids, int64_t count)
 {
-    return e->hash == hash && e->count == count && same_key(&e->key, k) &&
+    return e->hash == hash && e->count == count && kd_prefix_same_key(&e->key, k) &&
            !memcmp(e->ids, ids, (size_t)count * sizeof *ids);
 }
 
@@ -209,7 +209,7 @@ int64_t kd_prefix_branch(const struct kd_prefix *p, const struct kd_prefix_key *
     int64_t best = 0;
     for (const struct kd_prefix_entry *e = p->newest; e; e = e->older) {
         int64_t n = e->count < limit ? e->count : limit, at = 0;
-        if (n <= best || !same_key(&e->key, k))
+        if (n <= best || !kd_prefix_same_key(&e->key, k))
             continue;
         while (at + KD_K3_PAGE <= n && !memcmp(e->ids + at, ids + at, KD_K3_PAGE * sizeof *ids))
             at += KD_K3_PAGE;

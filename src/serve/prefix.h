@@ -33,6 +33,7 @@ struct kd_prefix_key {
     int64_t experts_used;
     double expert_mass;
 };
+bool kd_prefix_same_key(const struct kd_prefix_key *a, const struct kd_prefix_key *b);
 /* A new sequence in the state of the longest cached prefix of ids[0..limit), or *seq NULL. If
  * `disk` and the disk has one that is worth reading, that is asked for: *load is then the ticket,
  * else 0. */
