@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# labels: fast
+# What every command shares: help, exit codes, strict options, environment, a result that cannot be written.
+set -u
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+
+want() { # CODE PATTERN COMMAND...: exit code, and a line of output or error that matches
+    local code=$1 pattern=$2
+    shift 2
+    "$@" >"$work/out" 2>"$work/err"
+    local got=$?
+    if [ $got != "$code" ] || ! cat "$work/out" "$work/err" | grep -q -- "$pattern"; then
+        echo "$*: exit $got (want $code), no '$pattern' in:"
+        cat "$work/out" "$work/err"
+        bad=1
+    fi
+}
+
+k=$KONDENSE
+want 2 '^usage: kondense COMMAND' "$k"
+want 0 '^usage: kondense COMMAND' "$k" --help
+want 0 '^  inspect ' "$k" help
+want 0 '^kondense [0-9]*\.[0-9]*\.[0-9]*$' "$k" --version
+want 2 "'frobnicate' is not a command" "$k" frobnicate
+want 2 "'frobnicate' is not a command" "$k" help frobnicate
+want 0 '^usage: kondense inspect' "$k" inspect -h
+want 0 '^kondense-inspect(1)' "$k" man inspect
+want 2 'too few arguments: kondense inspect' "$k" inspect
+want 2 'one argument too many' "$k" inspect a b
+want 2 '--nonsense: no such option' "$k" inspect --nonsense x
+want 2 "--threads: '4x' is not a whole number" "$k" convert --threads 4x a b
+want 2 '--threads: 0 is outside 1 to' "$k" convert --threads 0 a b
+want 2 "--size: '3Q' is not a size" "$k" convert --size 3Q a b
+want 2 "--recipe: 'best' is not one of" "$k" convert --recipe best a b
+want 2 'environment variable KONDENSE_THREADS: ' env KONDENSE_THREADS=many "$k" convert a b
+want 2 "KONDENSE_LOG: log setting 'loud'" env KONDENSE_LOG=loud "$k" help
+want 1 'cannot write the result' sh -c '"$0" inspect "$KONDENSE_TEST_DATA/k3-nano" >/dev/full' "$k"
+want 1 "no-such-model" "$k" inspect "$work/no-such-model"
+want 2 'KONDENSE_ISA is "mmx"' env KONDENSE_ISA=mmx "$k" generate "$KONDENSE_TEST_DATA/k3-nano" --ids 1 -n 1
+
+# Errors go to standard error, results do not.
+"$k" inspect "$work/no-such-model" >"$work/out" 2>/dev/null
+[ ! -s "$work/out" ] || { echo "an error on standard output"; bad=1; }
+"$k" help inspect >"$work/a" && "$k" inspect -h >"$work/b" && cmp "$work/a" "$work/b" || bad=1
+exit $bad
