@@ -77,7 +77,7 @@ if(KD_PYTHON)
     string(REGEX REPLACE "^test_" "" name ${name})
     add_test(NAME serve/${name} COMMAND ${KD_PYTHON} ${f})
     kd_test(serve/${name} ${f} serve 300
-            "KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_FAKE=$<TARGET_FILE:kondense_fake>")
+            "KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_FAKE=$<TARGET_FILE:kondense_fake>;PYTHONDONTWRITEBYTECODE=1")
   endforeach()
 endif()
 
