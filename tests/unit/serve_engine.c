@@ -457,5 +457,5 @@ int main(void)
                                        cmocka_unit_test(budgets),
                                        cmocka_unit_test(choices),
                                        cmocka_unit_test(drafts_change_nothing)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, nothing_left);
 }

@@ -614,5 +614,5 @@ int main(void)
         cmocka_unit_test(stop_strings),    cmocka_unit_test(stop_strings_in_tokens),
         cmocka_unit_test(masks),           cmocka_unit_test(bias_and_penalties),
         cmocka_unit_test(bad_specs)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, nothing_left);
 }

@@ -168,5 +168,5 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(stops_and_cuts), cmocka_unit_test(drafts),
                                        cmocka_unit_test(one_token),
                                        cmocka_unit_test(log_probabilities)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, nothing_left);
 }

@@ -94,6 +94,15 @@ static inline void ask(struct kd_engine *e, const struct kd_request_spec *s, str
     kd_request_release(r);
 }
 
+/* Group teardown: engines, requests and caches gave back all they took. */
+static inline int nothing_left(void **state)
+{
+    (void)state;
+    if (kd_mem_live_bytes())
+        print_error("%lld bytes were not freed\n", (long long)kd_mem_live_bytes());
+    return kd_mem_live_bytes() ? -1 : 0;
+}
+
 static inline void same_choice(const struct answer *a, int64_t ca, const struct answer *b,
                                int64_t cb, const char *what)
 {
