@@ -13,7 +13,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-enum { STREAM_BYTES_MAX = 512 << 20, BLOCK = 32 << 10, NOTE_BYTES = 512 };
+enum { STREAM_BYTES_MAX = 512 << 20, BLOCK = 32 << 10, NOTE_BYTES = 512, CUT_MS = 100 };
 #define WAIT_S 0.2
 
 struct kd_req {
@@ -161,8 +161,13 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *out, size_t max)
     while (r->out_at == r->out.size_bytes) {
         kd_buf_clear(&r->out);
         r->out_at = 0;
-        if (r->stream_failed)
+        if (r->stream_failed) {
+            /* What was said last should be read before the cut is seen: some clients drop what they
+             * have not handed on yet. */
+            if (r->out_bytes && !kd_req_gone(r))
+                poll(NULL, 0, CUT_MS);
             return MHD_CONTENT_READER_END_WITH_ERROR;
+        }
         if (r->stream_done) {
             r->stream_whole = true;
             return MHD_CONTENT_READER_END_OF_STREAM;
