@@ -107,6 +107,7 @@ static void queue(struct kd_req *r, int status, const char *type, struct MHD_Res
         return;
     MHD_add_response_header(m, "Content-Type", type);
     MHD_add_response_header(m, "X-Request-Id", r->id);
+    MHD_add_response_header(m, "Request-Id", r->id); /* the same by Anthropic's name */
     MHD_add_response_header(m, "X-Content-Type-Options", "nosniff");
     while (h < end) {
         const char *value = h + strlen(h) + 1;

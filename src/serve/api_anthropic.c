@@ -639,7 +639,6 @@ void kd_api_messages(void *ctx, struct kd_req *r)
     }
     p->api = api;
     kd_api_new_id(api, "msg_", p->id);
-    kd_req_add_header(r, "Request-Id", kd_req_id(r));
     if (kd_flow_open(&p->flow, api, &ask, kd_api_owner(api, r), &retry_s, &b)) {
         kd_mem_free(p);
         kd_flow_refuse(r, retry_s, &b);
