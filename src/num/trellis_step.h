@@ -118,6 +118,7 @@ KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, en
     unsigned n = kd_rate_to16(r);
     float grid = (float)(step[n % 16u] << (n / 16u - 1u));
     struct kd_search_grid g;
+    float low, high;
     int cut;
 
     /* 3INST and MCG are 1.244 times as wide as mul1. */
@@ -125,9 +126,11 @@ KD_HD static inline struct kd_search_grid kd_search_grid_of(struct kd_rate r, en
     /* A target outside the codebook by n units costs n^2 / 64 at its nearest value: well under the
      * cap, yet enough to tell that value from others. The wide codebooks are used nearer to their
      * ends. */
-    cut = cb == KD_CB_MUL1 || g.grid <= 104.0f ? 96 : 192;
-    g.low = kd_search_round(g.grid, cb == KD_CB_MUL1 ? -3.453125f : -3.95703125f) - cut;
-    g.high = kd_search_round(g.grid, cb == KD_CB_MUL1 ? 3.34765625f : 3.97265625f) + cut;
+    cut = cb == KD_CB_MUL1 || g.grid <= 104.0f ? 96 : 232;
+    low = cb == KD_CB_MUL1 ? -3.453125f : cb == KD_CB_MCG ? -3.94921875f : -3.95703125f;
+    high = cb == KD_CB_MUL1 ? 3.34765625f : cb == KD_CB_MCG ? 3.94921875f : 3.97265625f;
+    g.low = kd_search_round(g.grid, low) - cut;
+    g.high = kd_search_round(g.grid, high) + cut;
     return g;
 }
 
