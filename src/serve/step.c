@@ -66,6 +66,7 @@ static int prepare(struct kd_engine *e, struct kd_err *err)
     }
     if (rows > e->logits_rows) {
         kd_mem_free(e->logits);
+        e->logits = NULL;
         e->logits_rows = 0;
         if (kd_mem_new(&e->logits, rows * e->cfg->vocab, sizeof *e->logits, "logits", err))
             return -1;
@@ -73,7 +74,7 @@ static int prepare(struct kd_engine *e, struct kd_err *err)
     }
     rows = 0;
     for (int64_t i = 0; i < e->todo_count; i++) {
-        e->todo[i].logits = e->logits + rows * e->cfg->vocab;
+        e->todo[i].logits = e->logits ? e->logits + rows * e->cfg->vocab : NULL;
         rows += e->todo[i].rows;
     }
     return 0;
