@@ -1,3 +1,5 @@
+#include "serve/prefix.h"
+
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
