@@ -17,7 +17,7 @@ static struct {
     int64_t size, rows, cols, seed, threads;
     double latent_eps, damping;
     bool uniform, resume, dry, quiet;
-} o = {.bpw = "2.3", .trunk = "4", .head = "6", .weight = "all", .recipe = "default", .codebook = "mul1",
+} o = {.size = -1, .trunk = "4", .head = "6", .weight = "all", .recipe = "default", .codebook = "mul1",
        .damping = -1};
 
 static const struct kd_opt opts[] = {
@@ -69,33 +69,49 @@ static int stored_or_bits(const char *name, const char *text, double *out, struc
     return 0;
 }
 
+/* The folder of one of several rates. */
+static void variant_name(char *out, size_t size, const struct kd_rate_wish *w)
+{
+    snprintf(out, size, "%g", w->experts_bpw);
+}
+
 /* "2.0,2.3" into wishes. */
 static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
 {
-    struct kd_rate_wish base = {.size_bytes = o.size, .uniform_k = o.uniform};
+    const char *bpw = o.bpw ? o.bpw : "2.3";
+    struct kd_rate_wish base = {.size_bytes = o.size > 0 ? o.size : 0, .uniform_k = o.uniform};
+    if (!o.size)
+        return kd_fail(err, KD_EUSAGE, "--size 0 is too small for any model");
+    if (o.size > 0 && o.bpw)
+        return kd_fail(err, KD_EUSAGE, "--size and --bpw exclude each other: give one of them");
     base.cb = !strcmp(o.codebook, "mul1") ? KD_CB_MUL1 : !strcmp(o.codebook, "mcg") ? KD_CB_MCG : KD_CB_3INST;
     if (stored_or_bits("trunk-bpw", o.trunk, &base.trunk_bpw, err) ||
         stored_or_bits("head-bpw", o.head, &base.head_bpw, err))
         return -1;
     char part[32];
     *count = 0;
-    for (const char *at = o.bpw; *at;) {
+    for (const char *at = bpw; *at;) {
         size_t n = strcspn(at, ",");
         if (*count == VARIANTS_MAX || n >= sizeof part || !n)
-            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", o.bpw, VARIANTS_MAX);
+            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", bpw, VARIANTS_MAX);
         memcpy(part, at, n);
         part[n] = 0;
         w[*count] = base;
         if (kd_parse_num(part, &w[*count].experts_bpw, err) || w[*count].experts_bpw < 1 ||
             w[*count].experts_bpw > 8)
             return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not 1 to 8 bits", part);
+        for (int i = 0; i < *count; i++) {
+            char a[32], b[32];
+            variant_name(a, sizeof a, &w[i]);
+            variant_name(b, sizeof b, &w[*count]);
+            if (!strcmp(a, b))
+                return kd_fail(err, KD_EUSAGE, "--bpw: %s is there twice", a);
+        }
         ++*count;
         at += n + (at[n] == ',');
     }
     if (!*count)
         return kd_fail(err, KD_EUSAGE, "--bpw: no rate given");
-    if (o.size && *count > 1)
-        return kd_fail(err, KD_EUSAGE, "--size makes one model: give it without a list of rates");
     return 0;
 }
 
@@ -172,21 +188,24 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                                       .seed = (uint64_t)o.seed, .eps_latent = w->cfg.eps_latent,
                                       .damping = (float)o.damping, .stream_bf16 = w->cfg.hidden >= 1024};
     struct kd_rate_wish list[VARIANTS_MAX];
-    char path[2048];
-    int count;
+    char path[4096], name[32];
+    int count, finished = 0;
     if (wishes(list, &count, err))
         return -1;
     for (int i = 0; i < count; i++) {
         set.wish = list[i];
-        if (count == 1)
-            snprintf(path, sizeof path, "%s", dst);
-        else
-            snprintf(path, sizeof path, "%s/%g", dst, list[i].experts_bpw);
+        variant_name(name, sizeof name, &list[i]);
+        bool alone = count == 1 || !*dst;
+        if (snprintf(path, sizeof path, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name) >= (int)sizeof path)
+            return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
         if (kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path, o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
         w->jobs++;
+        finished += w->job[i].finished && !w->job[i].swept;
     }
+    if (finished == count)
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
     return 0;
 }
 
@@ -210,7 +229,6 @@ static int run_jobs(struct work *w, struct kd_err *err)
         total += w->job[i].tiles_total;
         done += w->job[i].tiles_done;
     }
-    kd_progress_quiet(o.quiet);
     kd_progress_begin("convert", "tiles", total, done);
     int rc = 0;
     for (int i = 0; !rc && i < w->jobs; i++)
@@ -284,11 +302,15 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         }
         return 0;
     }
-    if (kd_job_source_json(&w->source, &w->run, w->ck, &w->text, err) || open_jobs(w, argv[1], err) ||
+    kd_progress_quiet(o.quiet);
+    if (kd_job_source_json(&w->source, w->ck, &w->text, stopped, err) || open_jobs(w, argv[1], err) ||
         check_disk(w, err))
         return -1;
     for (int i = 0; i < w->jobs; i++)
-        print_plan(&w->job[i]);
+        if (w->job[i].finished)
+            printf("%s\n  finished before\n", w->job[i].dst);
+        else
+            print_plan(&w->job[i]);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
     if (kd_log_file(log, err) || run_jobs(w, err))

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct {
     const char *source, *text, *uniform;
@@ -45,10 +46,11 @@ static double between(double a_kld, double b_kld, const struct kd_mix *m)
     return exp(log(a_kld) * (1 - share) + log(b_kld) * share);
 }
 
-static int judge(const struct kd_run *run, const struct kd_mix *m, const char **argv, bool *wins, struct kd_err *err)
+static int judge(const struct kd_run *run, const struct kd_mix *m, const char **argv, const char *made, bool *wins,
+                 struct kd_err *err)
 {
     double a, b, mix, bar;
-    if (kld_of(run, argv[2], &mix, err))
+    if (kld_of(run, made, &mix, err))
         return -1;
     if (o.uniform) {
         if (kld_of(run, o.uniform, &bar, err))
@@ -68,26 +70,50 @@ static int judge(const struct kd_run *run, const struct kd_mix *m, const char **
     return 0;
 }
 
+/* The mix is made and judged beside its destination and gets its name only when it is kept: nothing that
+ * was there before is touched, and what was not judged never looks finished. */
+static int take_place(const char *dst, char *made, size_t size, struct kd_err *err)
+{
+    size_t n = strlen(dst);
+    while (n > 1 && dst[n - 1] == '/')
+        n--;
+    if (!n || n + 8 > size)
+        return kd_fail(err, KD_EUSAGE, "'%.60s' cannot be the name of a folder", dst);
+    memcpy(made, dst, n);
+    made[n] = 0;
+    if (!access(made, F_OK) && rmdir(made))
+        return kd_fail(err, KD_EUSAGE, "'%s' is there and is not an empty folder; choose another one", dst);
+    memcpy(made + n, ".mixing", 8);
+    if (!access(made, F_OK))
+        return kd_fail(err, KD_EUSAGE, "'%s' is there, perhaps of a mix that was stopped: remove it", made);
+    return 0;
+}
+
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct kd_kern kern;
     struct kd_run run = {0};
     static struct kd_mix m;
-    char bytes[32];
+    char bytes[32], made[4096];
     (void)argc;
     if (!o.size || !o.source || !o.text)
         return kd_fail(err, KD_EUSAGE, "--size, --source and --text are needed (see kondense mix -h)");
-    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) || kd_mix_write(&m, argv[0], argv[1], argv[2], err))
+    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) || take_place(argv[2], made, sizeof made, err))
         return -1;
     kd_show_bytes(bytes, sizeof bytes, m.bytes);
     printf("%s: %lld of %lld layers at the higher rate, %lld bytes (%s)\n", argv[2], (long long)m.layers_from_b,
            (long long)m.layers, (long long)m.bytes, bytes);
     bool wins = false;
-    int rc = kd_cmd_run_open(&run, &kern, o.threads, err) || judge(&run, &m, argv, &wins, err) ? -1 : 0;
+    int rc = kd_mix_write(&m, argv[0], argv[1], made, err) || kd_cmd_run_open(&run, &kern, o.threads, err) ||
+                     judge(&run, &m, argv, made, &wins, err)
+                 ? -1
+                 : 0;
     kd_cmd_run_close(&run);
+    if (!rc && (wins || o.keep) && rename(made, argv[2]))
+        rc = kd_fail_sys(err, "cannot rename '%s' to '%s'", made, argv[2]);
     if (rc || (!wins && !o.keep)) {
         struct kd_err ignored;
-        if (kd_dir_remove(argv[2], &ignored))
+        if (kd_dir_remove(made, &ignored))
             fprintf(stderr, "kondense mix: %s\n", ignored.msg);
     }
     if (!rc && !wins)

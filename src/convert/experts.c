@@ -30,7 +30,7 @@ static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h,
         int32_t *ids = (int32_t *)(void *)w->ids.data + first * topk;
         float *wts = (float *)(void *)w->wts.data + first * topk;
         uint16_t *zb = (uint16_t *)(void *)w->z.data + first * latent;
-        rc = kd_layer_ffn_in(j, w, first, T, x, err) ||
+        rc = kd_job_stop_check(j, err) || kd_layer_ffn_in(j, w, first, T, x, err) ||
              kd_k3_route(j->run, &j->cfg, &w->L, x, T, 0, ids, wts, NULL, err) ||
              kd_mat_mul(j->run, &w->L.routed_down, x, H, T, z, latent, err);
         for (int64_t i = 0; !rc && i < T * latent; i++) {
@@ -220,8 +220,8 @@ static int encode_all(struct kd_job *j, struct kd_layer_work *w, const struct kd
     for (int64_t e = 0; e < j->cfg.experts; e++) {
         if (!trios[e].t[0])
             continue;
-        if (j->stopped && j->stopped())
-            return kd_fail(err, KD_ECANCEL, "stopped; run the same command with --resume to go on");
+        if (kd_job_stop_check(j, err))
+            return -1;
         if (kd_job_unit_path(j, trios[e].t[0], path, sizeof path, err))
             return -1;
         if (!kd_file_exists(path)) {
@@ -270,7 +270,8 @@ static int sum_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err 
         const uint16_t *zb = (const uint16_t *)(const void *)w->z.data + first * latent;
         for (int64_t i = 0; i < T * latent; i++)
             z[i] = kd_bf16_f32(zb[i]);
-        rc = kd_k3_experts(j->run, &j->cfg, w->L.index, &store, z,
+        rc = kd_job_stop_check(j, err) ||
+             kd_k3_experts(j->run, &j->cfg, w->L.index, &store, z,
                            (const int32_t *)(const void *)w->ids.data + first * topk,
                            (const float *)(const void *)w->wts.data + first * topk, T,
                            (float *)(void *)w->u.data + first * latent, err);

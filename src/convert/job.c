@@ -83,19 +83,54 @@ void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t firs
         out[i] = kd_f32_bf16(in[i]);
 }
 
-int kd_job_stream_open(const struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m, struct kd_err *err)
+static uint64_t stream_hash(const struct kd_job *j, const struct kd_rwmap *m)
 {
-    char path[4096];
-    if (kd_job_path(j, path, sizeof path, err, "stream.%03lld", (long long)layer))
-        return -1;
-    return make ? kd_rw_open(m, path, kd_job_stream_bytes(j), err)
-                : kd_rw_reopen(m, path, kd_job_stream_bytes(j), err);
+    return kd_xxh64(m->data, (size_t)kd_job_stream_bytes(j), j->digest);
 }
 
-int kd_job_source_json(struct kd_buf *out, const struct kd_run *run, const struct kd_ckpt *ck,
-                       const struct kd_corpus *text, struct kd_err *err)
+int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m, struct kd_err *err)
 {
-    (void)run;
+    char path[4096];
+    int64_t bytes = kd_job_stream_bytes(j);
+    uint64_t hash;
+    if (kd_job_path(j, path, sizeof path, err, "stream.%03lld", (long long)layer))
+        return -1;
+    if (make)
+        return kd_rw_open(m, path, bytes + (int64_t)sizeof hash, err);
+    if (kd_rw_reopen(m, path, bytes + (int64_t)sizeof hash, err))
+        return kd_wrap(err, "a work file is lost; remove '%s' and convert again", j->dst);
+    if (j->stream_known[layer])
+        return 0;
+    memcpy(&hash, m->data + bytes, sizeof hash);
+    if (hash != stream_hash(j, m)) {
+        kd_rw_close(m);
+        return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path, j->dst);
+    }
+    j->stream_known[layer] = true;
+    return 0;
+}
+
+int kd_job_stream_commit(struct kd_job *j, int64_t layer, struct kd_rwmap *m, struct kd_err *err)
+{
+    uint64_t hash = stream_hash(j, m);
+    memcpy(m->data + kd_job_stream_bytes(j), &hash, sizeof hash);
+    j->stream_known[layer] = true;
+    return kd_rw_commit(m, err);
+}
+
+static int stop_error(struct kd_err *err)
+{
+    return kd_fail(err, KD_ECANCEL, "stopped; run the same command with --resume to go on");
+}
+
+int kd_job_stop_check(const struct kd_job *j, struct kd_err *err)
+{
+    return j->stopped && j->stopped() ? stop_error(err) : 0;
+}
+
+int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
+                       bool (*stopped)(void), struct kd_err *err)
+{
     struct kd_jw w = {.out = out};
     char path[4096], hex[65];
     int64_t total = 0;
@@ -112,6 +147,8 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_run *run, const struc
     kd_jw_open(&w, "shards", '[');
     for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
         const char *name = kd_ckpt_shard_name(ck, s);
+        if (stopped && stopped())
+            return stop_error(err);
         if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), name, err) || kd_sha256_file(path, hex, err))
             return -1;
         int64_t bytes = kd_file_size(path, err);
@@ -178,6 +215,42 @@ static int settings_json(struct kd_buf *out, const struct kd_job *j, const char 
     kd_jw_close(&w, '}');
     kd_buf_char(out, '\n');
     return kd_buf_ok(out, "settings", err);
+}
+
+/* Whether dst's receipt was made with the very settings of this job. */
+static int same_settings(const struct kd_job *j, const char *source_json, bool *same, struct kd_err *err)
+{
+    char path[4096];
+    struct kd_buf now, a, b;
+    struct kd_json *want = NULL, *receipt = NULL;
+    kd_buf_init(&now, 1 << 26);
+    kd_buf_init(&a, 1 << 26);
+    kd_buf_init(&b, 1 << 26);
+    int rc = kd_path_join(path, sizeof path, j->dst, "kondense.json", err) ||
+             settings_json(&now, j, source_json, err) ||
+             kd_json_parse(&want, now.data, now.size_bytes, "settings", err) ||
+             kd_json_load(&receipt, path, 1 << 30, err);
+    const struct kd_json *have = rc ? NULL : kd_json_get(receipt, "settings");
+    *same = have && !kd_json_dump(&a, want, NULL) && !kd_json_dump(&b, have, NULL) &&
+            a.size_bytes == b.size_bytes && !memcmp(a.data, b.data, a.size_bytes);
+    kd_json_free(want);
+    kd_json_free(receipt);
+    kd_buf_release(&now);
+    kd_buf_release(&a);
+    kd_buf_release(&b);
+    return rc ? -1 : 0;
+}
+
+/* A model is there. A run killed after its last file leaves the work folder, and one of several rates
+ * may be finished before the others: a resume with the same settings then has nothing left to do. */
+static int take_finished(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
+{
+    struct kd_err ignored;
+    bool same = false;
+    if (!resume || same_settings(j, source_json, &same, &ignored) || !same)
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", j->dst);
+    j->finished = true;
+    return 0;
 }
 
 static int take_settings(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
@@ -277,6 +350,8 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     j->T_hess = set->recipe == KD_RECIPE_AUTO ? (text->rows - (text->rows + 7) / 8) * text->cols : j->T;
     if (j->T_hess < 1)
         return kd_fail(err, KD_EUSAGE, "recipe auto needs at least two calibration rows");
+    if (!*dst)
+        return kd_fail(err, KD_EUSAGE, "the destination has no name: give a folder");
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
@@ -284,12 +359,25 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
         goto fail;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;
-    if (kd_file_exists(path)) {
+    bool work_left = kd_dir_exists(j->work);
+    if (kd_file_exists(path) && (take_finished(j, source_json, resume, err) || !work_left)) {
+        if (!j->finished)
+            goto fail;
+        return 0;
+    }
+    if (kd_dir_make(j->work, err) || kd_dir_lock(j->work, &j->lock, err))
+        goto fail;
+    if (j->finished) {
+        if (kd_dir_remove(j->work, err))
+            goto fail;
+        j->swept = true;
+        return 0;
+    }
+    if (kd_file_exists(path)) { /* another process finished it meanwhile */
         kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
         goto fail;
     }
-    if (kd_dir_make(j->work, err) || kd_dir_lock(j->work, &j->lock, err) ||
-        take_settings(j, source_json, resume, err) || sweep(j, err) || take_window(j, err) ||
+    if (take_settings(j, source_json, resume, err) || sweep(j, err) || take_window(j, err) ||
         kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
         goto fail;
     count_tiles(j);
@@ -318,6 +406,8 @@ int64_t kd_job_disk_bytes(const struct kd_job *j)
     /* Shards to come, the units of one layer beside its shard, and the streams: the banks, two
      * prefixes and the layer's scratch of at most three rows as wide as the widest input. */
     int64_t left = 0, widest = 0, layer_most = 0;
+    if (j->finished)
+        return 0;
     for (int32_t s = 0; s < j->rates.shard_count; s++) {
         if (!kd_job_shard_done(j, s))
             left += j->rates.shard_bytes[s];

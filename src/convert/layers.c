@@ -29,13 +29,6 @@ const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t laye
     return NULL;
 }
 
-static int stop_check(const struct kd_job *j, struct kd_err *err)
-{
-    if (j->stopped && j->stopped())
-        return kd_fail(err, KD_ECANCEL, "stopped; run the same command with --resume to go on");
-    return 0;
-}
-
 /* Signs of tensors that share an input are drawn from the input's name, the others from their own. */
 static uint64_t seed_of(const struct kd_job *j, const char *name)
 {
@@ -58,7 +51,7 @@ int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_o
     char path[4096];
     struct kd_unit *unit = &w->trunk[w->trunk_count];
     KD_ASSERT(w->trunk_count < KD_LAYER_TRUNK_MAX);
-    if (stop_check(j, err) || kd_job_unit_path(j, t, path, sizeof path, err))
+    if (kd_job_stop_check(j, err) || kd_job_unit_path(j, t, path, sizeof path, err))
         return -1;
     if (!kd_file_exists(path)) {
         struct kd_quant_spec spec = kd_layer_spec(j, t, input);
@@ -118,7 +111,7 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
         for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
             int64_t first, T;
             kd_job_block(j, b, &first, &T);
-            rc = stop_check(j, err);
+            rc = kd_job_stop_check(j, err);
             if (!rc)
                 rc = rows(j, w, first, T, x, err);
             if (!rc && hess)
@@ -295,7 +288,7 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
     for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
         int64_t first, T;
         kd_job_block(j, b, &first, &T);
-        rc = stop_check(j, err) || rows_inner(j, w, first, T, s, err) ||
+        rc = kd_job_stop_check(j, err) || rows_inner(j, w, first, T, s, err) ||
              kd_mat_mul(j->run, &w->L.down, s, inner, T, f, H, err);
         if (!rc && w->L.moe) {
             const float *u = (const float *)(const void *)w->u.data + first * latent;
@@ -311,7 +304,7 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
         }
     }
     if (!rc)
-        rc = kd_rw_commit(&next, err);
+        rc = kd_job_stream_commit(j, w->L.index + 1, &next, err);
     kd_rw_close(&next);
     kd_mem_free(s);
     kd_mem_free(f);
@@ -363,7 +356,7 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
     struct kd_layer_work w;
     char dir[4096];
     struct group up[] = {{"routed_expert_up_proj", NULL}};
-    if (kd_job_shard_done(j, (int32_t)layer))
+    if (j->finished || kd_job_shard_done(j, (int32_t)layer))
         return 0;
     if (kd_k3_banks(&j->cfg) > KD_LAYER_BANKS_MAX)
         return kd_fail(err, KD_ENOTSUP, "%lld attention-residual blocks are more than %d",

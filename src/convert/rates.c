@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
 #include "model/k3_names.h"
+#include "num/mxfp4_block.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -120,7 +121,8 @@ static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s, const 
     return 0;
 }
 
-/* Decides one source tensor. Returns 0 when it has no entry of its own (a weight_scale). */
+/* Decides one source tensor. Returns 0 when it has no entry of its own: the weight_scale of an expert's
+ * matrix that is quantized. Where the matrix is kept its scales are kept beside it. */
 static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
 {
     const char *rest;
@@ -131,8 +133,8 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
     t->bytes = t->src_bytes;
     bool packed = ends_with(s->name, n, ".weight_packed");
     bool expert = t->layer >= 0 && expert_of(rest, t);
-    if (expert && ends_with(s->name, n, ".weight_scale"))
-        return 0;
+    if (expert && t->rank == 2 && ends_with(s->name, n, ".weight_scale"))
+        return !pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
     if (t->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
         return 1;
     t->rows = t->shape[0];

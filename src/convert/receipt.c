@@ -326,7 +326,7 @@ static int load_figures(const struct kd_job *j, int32_t shard, struct kd_unit_fi
     int rc = kd_job_path(j, path, sizeof path, err, "figures.%05d", shard) ||
              kd_file_read(&b, path, (size_t)count * sizeof *out, err);
     if (!rc && b.size_bytes != (size_t)count * sizeof *out)
-        rc = kd_fail(err, KD_ECORRUPT, "'%s' is damaged", path);
+        rc = kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path, j->dst);
     if (!rc && count)
         memcpy(out, b.data, b.size_bytes);
     kd_buf_release(&b);

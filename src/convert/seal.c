@@ -27,7 +27,7 @@ int kd_job_start(struct kd_job *j, struct kd_err *err)
     if (kd_job_path(j, path, sizeof path, err, "stream.000"))
         return -1;
     /* A later stream means that this one was made and maybe dropped. */
-    if (kd_file_exists(path) || kd_job_shard_done(j, 0))
+    if (j->finished || kd_file_exists(path) || kd_job_shard_done(j, 0))
         return 0;
     if (kd_k3_ends_load(&ends, &j->cfg, j->ck, err))
         return -1;
@@ -42,7 +42,7 @@ int kd_job_start(struct kd_job *j, struct kd_err *err)
             kd_job_rows_put(j, &p, first, T, s.p);
     }
     if (!rc)
-        rc = kd_rw_commit(&p, err);
+        rc = kd_job_stream_commit(j, 0, &p, err);
     kd_rw_close(&p);
     kd_k3_ends_release(&ends);
     return rc ? -1 : 0;
@@ -145,7 +145,7 @@ static int head_hessian(struct kd_job *j, struct kd_k3_ends *ends, struct kd_hes
         int64_t first, T;
         kd_job_block(j, b, &first, &T);
         kd_layer_window(j, &w, &w.p, banks, true, first, T);
-        rc = kd_k3_final(j->run, &j->cfg, ends, &w.win, x, err);
+        rc = kd_job_stop_check(j, err) || kd_k3_final(j->run, &j->cfg, ends, &w.win, x, err);
         if (!rc)
             rc = kd_hess_add(j->run, h, x, j->cfg.hidden, T, err);
     }
@@ -186,6 +186,8 @@ static int head(struct kd_job *j, struct kd_err *err)
 
 int kd_job_ends(struct kd_job *j, struct kd_err *err)
 {
+    if (j->finished)
+        return 0;
     if (head(j, err))
         return kd_wrap(err, "lm_head");
     for (int32_t s = (int32_t)j->cfg.layers; s < j->rates.shard_count; s++)

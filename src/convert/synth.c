@@ -213,10 +213,11 @@ static int put_item(struct kd_st_writer *w, const struct item *it, uint64_t run_
     return 0;
 }
 
-/* Runs the items of one shard: pass 0 plans the header, pass 1 writes. */
-static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, struct kd_st_plan *p,
-                      struct kd_st_writer *w, struct kd_buf *index, const char *file, uint64_t seed,
-                      struct kd_err *err)
+/* Runs the items of one shard, those of four bytes or the others: pass 0 plans the header, pass 1
+ * writes. */
+static int shard_part(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, bool f32,
+                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index, const char *file,
+                      uint64_t seed, struct kd_err *err)
 {
     int64_t groups = layer < c->layers && kd_k3_is_moe(c, layer) ? c->experts + 1 : 1;
     for (int64_t g = 0; g < groups; g++) {
@@ -228,6 +229,8 @@ static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, 
             ends_items(l, c);
         for (int i = 0; i < l->count; i++) {
             const struct item *it = &l->item[i];
+            if (!strcmp(it->dtype, "F32") != f32)
+                continue;
             if (pass) {
                 if (put_item(w, it, seed, err))
                     return -1;
@@ -239,6 +242,17 @@ static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, 
         }
     }
     return 0;
+}
+
+/* Wide elements first, so that each tensor begins on a multiple of its element, whatever the widths. */
+static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, struct kd_st_plan *p,
+                      struct kd_st_writer *w, struct kd_buf *index, const char *file, uint64_t seed,
+                      struct kd_err *err)
+{
+    return shard_part(l, c, layer, pass, true, p, w, index, file, seed, err) ||
+                   shard_part(l, c, layer, pass, false, p, w, index, file, seed, err)
+               ? -1
+               : 0;
 }
 
 static int write_shard(struct list *l, const struct kd_k3_cfg *c, int64_t layer, const char *dst,
@@ -324,6 +338,10 @@ int kd_synth_write(const char *config_path, const char *dst, uint64_t seed, stru
     int64_t total = 0;
     kd_buf_init(&index, 1u << 30);
     kd_buf_init(&text, 1 << 24);
+    if (kd_path_join(path, sizeof path, dst, "config.json", err))
+        return -1;
+    if (kd_file_exists(path))
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a model; choose another folder", dst);
     int rc = kd_json_load(&config, config_path, 1 << 24, err) ||
              kd_mem_new(&c, 1, sizeof *c, "config", err) || kd_mem_new(&l, 1, sizeof *l, "tensor list", err) ||
              kd_k3_cfg_parse(c, config, NULL, err) || kd_k3_cfg_check(c, config, err) || kd_dir_make(dst, err);

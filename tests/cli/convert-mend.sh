@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# What a conversion must not lose or touch: scales of experts that stay as stored, a rate of several that
+# was finished before the others, damaged work files, folders that were there before.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+text=$KONDENSE_SOURCE/tests/data/text/calib.txt
+config=$KONDENSE_SOURCE/tests/data/awkward/tiny.json
+args="--calib $text --rows 2 --cols 32 --quiet"
+
+# fails CODE WORDS command...: the exit code, one line, the words in it
+fails() {
+    local want=$1 words=$2 code=0
+    shift 2
+    "$KONDENSE" "$@" >"$work/out" 2>"$work/err" || code=$?
+    test $code -eq "$want" || { echo "exit code $code, not $want: $*"; cat "$work/err"; exit 1; }
+    test "$(wc -l <"$work/err")" -eq 1 && grep -q -- "$words" "$work/err" || { echo "$*:"; cat "$work/err"; exit 1; }
+}
+
+"$KONDENSE" synth "$work/src" --config "$config" >/dev/null
+fails 2 "already holds" synth "$work/src" --config "$config"
+
+# Widths whose padding would add too much: packed experts stay, their scales with them.
+sed 's/"routed_expert_hidden_size": 128/"routed_expert_hidden_size": 32/
+     s/"moe_intermediate_size": 128/"moe_intermediate_size": 32/' "$config" >"$work/thin.json"
+"$KONDENSE" synth "$work/thin" --config "$work/thin.json" >/dev/null
+"$KONDENSE" convert "$work/thin" "$work/thin.kept" $args --trunk-bpw stored --head-bpw stored >/dev/null
+"$KONDENSE" check "$work/thin" "$work/thin.kept" --text "$text" --rows 1 --cols 32 --require kld=0 >/dev/null
+
+# An odd width still gives files whose tensors begin where readers want them.
+sed 's/"hidden_size": 128/"hidden_size": 129/' "$config" >"$work/odd.json"
+"$KONDENSE" synth "$work/odd" --config "$work/odd.json" >/dev/null
+"$KONDENSE" generate "$work/odd" --ids 1,2 -n 1 >/dev/null
+
+fails 2 "there twice" convert "$work/src" "$work/dst" $args --bpw 2,2.0
+fails 2 "exclude each other" convert "$work/src" "$work/dst" $args --bpw 2 --size 1M
+fails 2 "size 0" convert "$work/src" "$work/dst" $args --size 0
+fails 2 "no name" convert "$work/src" "" $args
+test ! -e "$work/dst"
+
+# Killed when the first of two rates is finished: the other one is still made.
+"$KONDENSE" convert "$work/src" "$work/whole" $args --bpw 2,3 >/dev/null
+"$KONDENSE" convert "$work/src" "$work/two" $args --bpw 2,3 >/dev/null 2>&1 &
+pid=$!
+while ! test -e "$work/two/2/config.json" && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -9 $pid 2>/dev/null || true
+wait $pid 2>/dev/null || true
+rm -f "$work/two/3/config.json" # whatever the moment was
+mkdir -p "$work/two/2/.work"    # killed before the work folder was gone
+if ! test -e "$work/two/3/.work"; then
+    mkdir "$work/two/3/.work" && rm "$work/two/3"/model-*
+fi
+"$KONDENSE" convert "$work/src" "$work/two" $args --bpw 2,3 --resume >/dev/null
+diff -r -x convert.log "$work/whole" "$work/two"
+fails 2 "finished" convert "$work/src" "$work/two" $args --bpw 2,3 --resume
+fails 2 "finished" convert "$work/src" "$work/two" $args --bpw 2,3 --resume --seed 1
+
+# A stream that changed or went away is an error that says what to do, never another model.
+"$KONDENSE" convert "$work/src" "$work/torn" $args --bpw 2 >/dev/null 2>&1 &
+pid=$!
+while ! test -e "$work/torn/model-00001-of-000004.safetensors" && kill -0 $pid 2>/dev/null; do sleep 0.01; done
+kill -9 $pid
+wait $pid 2>/dev/null || true
+cp -r "$work/torn" "$work/lost"
+printf 'XYZ' | dd of="$work/torn/.work/stream.001" bs=1 seek=600 conv=notrunc status=none
+fails 1 "damaged; remove" convert "$work/src" "$work/torn" $args --bpw 2 --resume
+rm "$work/lost/.work/stream.001"
+fails 1 "lost; remove" convert "$work/src" "$work/lost" $args --bpw 2 --resume
+
+# A mix takes no folder that holds something, and leaves nothing of one that failed.
+mkdir "$work/mine" && echo keep >"$work/mine/notes"
+size=$(cat "$work/whole/3"/*.safetensors | wc -c)
+mix="mix $work/whole/2 $work/whole/3"
+fails 2 "not an empty folder" $mix "$work/mine" --size "$size" --source "$work/src" --text "$text"
+test "$(cat "$work/mine/notes")" = keep
+fails 1 "nowhere" $mix "$work/mixed" --size "$size" --source "$work/src" --text "$work/nowhere"
+test ! -e "$work/mixed" && test ! -e "$work/mixed.mixing"
+echo "nothing lost, nothing touched"
