@@ -5,7 +5,7 @@
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 CTEST := ctest --output-on-failure --no-tests=error --no-label-summary -j $(JOBS)
 FUZZ_SECONDS ?= 60
-.PHONY: all packages demo test long full debug asan tsan fuzz arm cuda lint tidy format man clean
+.PHONY: all packages demo test long soak api full debug asan tsan fuzz arm cuda lint tidy format man clean
 
 define build
 	@sh tools/configure.sh $(1)
@@ -32,6 +32,22 @@ test: packages
 long: packages
 	$(call build,release)
 	@$(CTEST) --test-dir build/release -L long --no-tests=ignore
+
+# 64 clients against the real engine: plainly, then as long again with each sanitizer.
+SOAK_SECONDS ?= 600
+soak: packages
+	@sh tools/packages.sh ci
+	$(call build,release,kondense kondense_fake)
+	@KONDENSE_SOAK=$(SOAK_SECONDS) sh tools/soak.sh build/release 64
+	$(call build,asan,kondense kondense_fake)
+	@KONDENSE_SOAK=$(SOAK_SECONDS) sh tools/soak.sh build/asan 24
+	$(call build,tsan,kondense kondense_fake)
+	@KONDENSE_SOAK=$(SOAK_SECONDS) sh tools/soak.sh build/tsan 16
+
+# The table of docs/api.md, from the tests.
+api: packages
+	$(call build,release,kondense kondense_fake)
+	@python3 tools/api_table.py build/release
 
 debug: packages
 	$(call build,debug)

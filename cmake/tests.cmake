@@ -127,5 +127,6 @@ if(KD_PYTHON AND NOT CMAKE_CROSSCOMPILING AND NOT KD_SAN)
   add_test(NAME style/layers COMMAND ${KD_PYTHON} ${CMAKE_SOURCE_DIR}/tools/layers.py ${CMAKE_SOURCE_DIR})
   add_test(NAME style/tidy COMMAND ${KD_PYTHON} ${CMAKE_SOURCE_DIR}/tools/tidy.py ${CMAKE_SOURCE_DIR}
            --build ${CMAKE_BINARY_DIR} --kondense $<TARGET_FILE:kondense> --cc ${CMAKE_C_COMPILER})
-  set_tests_properties(style/layers style/tidy PROPERTIES LABELS style TIMEOUT 120)
+  add_test(NAME style/api COMMAND ${KD_PYTHON} ${CMAKE_SOURCE_DIR}/tools/api_table.py ${CMAKE_BINARY_DIR} --check)
+  set_tests_properties(style/layers style/tidy style/api PROPERTIES LABELS style TIMEOUT 120)
 endif()

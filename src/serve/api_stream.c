@@ -20,9 +20,9 @@ struct kd_choice_work {
     struct kd_turn_rule *rule;
     struct kd_buf *visible;
     int64_t wmade, wthink;
-    bool wthinking, thought; /* inside thinking; thinking ended the model's way or was cut */
-    int64_t force;           /* ids of `budget` already forced, or -1 */
-    struct kd_ids budget;    /* what ends thinking */
+    bool wthinking;
+    int64_t force;        /* ids of `budget` already forced, or -1 */
+    struct kd_ids budget; /* what ends thinking */
     struct kd_ids stop;
     /* reader */
     struct kd_turn *turn;
@@ -50,8 +50,7 @@ static void on_visible(void *ctx, enum kd_turn_part part, const char *name, cons
     (void)type;
     if (part == KD_TURN_RESPONSE)
         kd_buf_add(w->visible, text, bytes);
-    if (part != KD_TURN_THINK)
-        w->wthinking = false;
+    w->wthinking = part == KD_TURN_THINK && w->force < 0;
 }
 
 static int hook_token(void *ctx, int32_t id, struct kd_buf *visible, struct kd_err *err)
@@ -63,6 +62,9 @@ static int hook_token(void *ctx, int32_t id, struct kd_buf *visible, struct kd_e
         w->force++;
     else if (w->wthinking)
         w->wthink++;
+    /* A tag begins: thinking is over, unless text of it follows after all. */
+    if (kd_tok_is_special(w->f->api->tok, id))
+        w->wthinking = false;
     if (w->rule && kd_turn_rule_take(w->rule, id, err))
         return -1;
     if (w->f->ask.chat)

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""The server with the real engine and a small trained model: tools, the prefix cache, constrained output, the
+verdict, fewer experts, the trace, keys."""
+import json
+import pathlib
+import struct
+import tempfile
+import time
+
+from harness import NANO, Server, calls_of, case, chat_body, main, merge
+
+s = Server("--ctx", "4096", fake=False)
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Current weather of a city", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+ASK = "What is the weather in York?"
+
+
+@case("engine", "the small model calls the right tool, streamed and not, and answers with its result")
+def tools():
+    f = dict(tools=[TOOL], temperature=0, max_tokens=120)
+    c = s.chat(ASK, **f)["choices"][0]
+    assert calls_of(c["message"]) == [("get_weather", '{"city":"York"}')] and c["finish_reason"] == "tool_calls", c
+    m = merge(s.chat_stream(ASK, **f))
+    assert (m["tool_calls"][0]["arguments"], m["finish"]) == ('{"city":"York"}', "tool_calls")
+    assert m["reasoning_content"] == c["message"]["reasoning_content"]
+    after = [{"role": "user", "content": ASK}, c["message"],
+             {"role": "tool", "tool_call_id": c["message"]["tool_calls"][0]["id"], "content": "7 degrees"}]
+    r = s.ok("/v1/chat/completions", {"messages": after, **f})
+    assert r["choices"][0]["finish_reason"] in ("stop", "length", "tool_calls")
+
+
+@case("engine", "a warm prefix gives the cold answer, and cached_tokens says so")
+def cache():
+    text = "Tell me about " + "rivers and mountains and " * 20
+    f = dict(temperature=0, max_tokens=30, logprobs=True)
+    cold, warm = s.chat(text, **f), s.chat(text, **f)
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+    assert cold["choices"] == warm["choices"], (cold, warm)
+
+
+@case("engine", "the same seed gives the same answer, another seed another; n choices differ")
+def seeds():
+    f = dict(max_tokens=30, temperature=1.0)
+    a, b, c = (s.chat("Name three rivers.", seed=k, **f)["choices"][0]["message"] for k in (1, 1, 2))
+    assert a == b and a != c
+    n = s.chat("Name three rivers.", seed=1, n=3, **f)["choices"]
+    assert n[0]["message"] == a and n[1]["message"] != n[2]["message"]
+
+
+@case("engine", "constrained output: JSON by schema and forced calls are valid whatever the model wants")
+def constrained():
+    schema = {"type": "object", "properties": {"city": {"enum": ["York", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+              "required": ["city", "days"]}
+    f = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    for temperature in (0, 1.0):
+        c = s.chat("Answer in JSON.", response_format=f, temperature=temperature, seed=3, max_tokens=200, thinking_budget=20)["choices"][0]
+        v = json.loads(c["message"]["content"])
+        assert v["city"] in ("York", "Rome") and 1 <= v["days"] <= 9 and set(v) == {"city", "days"}
+        c = s.chat("Hi", tools=[TOOL], tool_choice="required", temperature=temperature, seed=3, max_tokens=400, thinking_budget=20,
+                   parallel_tool_calls=False)["choices"][0]
+        assert c["finish_reason"] in ("tool_calls", "length")
+        for name, args in calls_of(c["message"]):
+            assert name == "get_weather" and set(json.loads(args)) == {"city"}
+
+
+@case("engine", "logprobs are of the model: sorted, the token at temperature 0 is the likeliest")
+def logprobs():
+    c = s.chat("Hi", temperature=0, logprobs=True, top_logprobs=5, max_tokens=60, reasoning_effort="none")["choices"][0]
+    for t in c["logprobs"]["content"]:
+        top = [x["logprob"] for x in t["top_logprobs"]]
+        assert top == sorted(top, reverse=True) and t["logprob"] == top[0] <= 0
+
+
+@case("engine", "stop strings and logit_bias work on the model's own tokens")
+def stop_and_bias():
+    base = s.chat("Hi", temperature=0, max_tokens=60, reasoning_effort="none")["choices"][0]["message"]["content"]
+    if len(base) > 4:
+        c = s.chat("Hi", temperature=0, max_tokens=60, reasoning_effort="none", stop=base[2:4])["choices"][0]
+        assert c["message"]["content"] == base[:base.index(base[2:4])] and c["finish_reason"] == "stop"
+    ids = s.ok("/tokenize", {"prompt": base})["tokens"]
+    if ids:
+        c = s.chat("Hi", temperature=0, max_tokens=60, reasoning_effort="none", logit_bias={str(ids[0]): -100})["choices"][0]
+        assert not c["message"]["content"].startswith(s.ok("/detokenize", {"tokens": ids[:1]})["prompt"])
+
+
+@case("operation", "the stored verdict is printed at the start; its absence is a warning")
+def verdict():
+    assert any("no quality verdict" in x for x in s.lines)
+    with tempfile.TemporaryDirectory() as d:
+        for f in NANO.iterdir():
+            (pathlib.Path(d) / f.name).symlink_to(f.resolve())
+        for passed, word in ((True, "verdict: passed kld 0.021"), (False, "verdict: FAILED kld 0.021")):
+            (pathlib.Path(d) / "kondense.json").write_text(json.dumps({"verdict": {"pass": passed, "requirements": [
+                {"figure": "kld", "at_most": 0.05, "value": 0.021, "pass": passed}]}}))
+            v = Server(fake=False, model=d)
+            assert any(word in x for x in v.lines), v.lines
+            v.kill()
+
+
+@case("operation", "--experts-used is in the reply and the log, warned of, and changes the answer's making; --trace writes the routing")
+def experts():
+    with tempfile.TemporaryDirectory() as d:
+        trace = pathlib.Path(d) / "trace.bin"
+        e = Server("--experts-used", "2", "--trace", str(trace), "--ctx", "1024", fake=False)
+        r = e.chat("Hi", temperature=0, max_tokens=8)
+        assert r["kondense"]["experts_used"] == 2
+        assert any("fewer experts" in x for x in e.lines)
+        time.sleep(0.2)
+        assert any("experts=2" in x for x in e.lines)
+        assert e.stop() == 0
+        data = trace.read_bytes()
+        pairs = list(struct.iter_unpack("<II", data))
+        assert len(data) % 16 == 0 and pairs and len({p[1] for p in pairs}) > 2, pairs[:8]
+
+
+@case("operation", "a model that cannot be opened ends the program with a reason")
+def no_model():
+    n = Server(fake=False, model="/nowhere/at/all", wait=False)
+    assert n.p.wait(20) == 1 and any("nowhere" in x for x in n.lines), n.lines
+
+
+
+
+if __name__ == "__main__":
+    main()
