@@ -71,7 +71,7 @@ fuzz:
 arm:
 	@sh tools/packages.sh build test arm
 	$(call build,aarch64)
-	@$(CTEST) --test-dir build/aarch64 -L unit -LE long
+	@$(CTEST) --test-dir build/aarch64 -L unit -LE 'long|heavy'
 
 cuda:
 	@sh tools/cuda.sh
