@@ -72,7 +72,7 @@ struct kd_srv_options {
     void (*log)(void *ctx, const struct kd_access *a); /* may be NULL */
 };
 
-int kd_srv_open(struct kd_srv **s, const struct kd_srv_options *o, struct kd_err *err) KD_MUST;
+int kd_srv_open(struct kd_srv **out, const struct kd_srv_options *o, struct kd_err *err) KD_MUST;
 int kd_srv_port(const struct kd_srv *s);
 /* No new connections from now on; those that are idle are shut. */
 void kd_srv_stop(struct kd_srv *s);

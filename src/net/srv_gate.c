@@ -161,7 +161,7 @@ static void drop(struct kd_srv *s, struct kd_conn *c)
 /* To microhttpd, which owns the socket from here on; `c` may be gone when this returns. */
 static void hand_on(struct kd_srv *s, struct kd_conn *c)
 {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0};
     socklen_t size = sizeof a;
     int fd = c->fd;
     epoll_ctl(s->epoll, EPOLL_CTL_DEL, fd, NULL);
@@ -212,7 +212,7 @@ static void serve_gate(struct kd_srv *s, struct kd_conn *c)
 
 static void take(struct kd_srv *s)
 {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = {0};
     socklen_t size = sizeof a;
     struct kd_conn *c;
     int one = 1,
@@ -354,7 +354,7 @@ static int bind_to(struct kd_srv *s, struct kd_err *err)
     freeaddrinfo(list);
     if (s->listener < 0)
         return kd_fail_sys(err, "cannot listen on %s port %d", s->host, s->o.port);
-    struct sockaddr_storage me;
+    struct sockaddr_storage me = {0};
     socklen_t size = sizeof me;
     if (getsockname(s->listener, (struct sockaddr *)&me, &size))
         return kd_fail_sys(err, "cannot tell the port");

@@ -312,8 +312,10 @@ static void add_plain(struct kd_choice_work *w, const char *text, size_t bytes, 
         kd_buf_add(&w->scratch, n ? (const char *)s : "\xef\xbf\xbd", n ? n : 3);
         at += n ? n : 1;
     }
-    if (at)
-        memmove(h->data, h->data + at, h->size_bytes -= at);
+    if (at && h->data) {
+        h->size_bytes -= at;
+        memmove(h->data, h->data + at, h->size_bytes);
+    }
     if (w->scratch.size_bytes)
         add_text(w, w->scratch.data, w->scratch.size_bytes);
 }
@@ -322,8 +324,10 @@ void kd_flow_token_json(struct kd_buf *out, const struct kd_tok *tok, int32_t id
 {
     size_t n = 0;
     const char *s = kd_tok_bytes(tok, id, &n);
+    n = s ? n : 0;
+    s = s ? s : "";
     kd_buf_str(out, "\"token\":");
-    kd_json_quote(out, s ? s : "", n);
+    kd_json_quote(out, s, n);
     /* JSON has no infinity; the API's own servers print this for it. */
     kd_buf_printf(out, ",\"logprob\":%.9g,\"bytes\":[", isfinite(logprob) ? logprob : -9999.0);
     for (size_t i = 0; i < n; i++)
@@ -554,6 +558,8 @@ int kd_flow_open(struct kd_flow *f, struct kd_api *api, struct kd_ask *ask, cons
              kd_mem_zero(&f->hooks, count, sizeof *f->hooks, "hooks", &err);
     f->choice_count = f->choice ? count : 0;
     *retry_s = 0;
+    if (!rc && (!f->choice || !f->runs || !f->hooks))
+        rc = kd_fail(&err, KD_EINVAL, "a request without a prompt");
     for (int64_t i = 0; i < count && !rc; i++) {
         rc = open_choice(f, i, &err);
         bool masked = f->ask.grammar || f->ask.min_tokens || f->ask.thinking_budget >= 0;

@@ -25,7 +25,7 @@ enum {
 
 /* A vocabulary as tries of bytes. Immutable, may be shared by threads. */
 struct kd_vocab;
-int kd_vocab_open(struct kd_vocab **v, const struct kd_tok *tok, struct kd_err *err) KD_MUST;
+int kd_vocab_open(struct kd_vocab **out, const struct kd_tok *tok, struct kd_err *err) KD_MUST;
 void kd_vocab_close(struct kd_vocab *v);
 
 enum kd_grammar_answer { KD_ANSWER_TEXT, KD_ANSWER_OBJECT, KD_ANSWER_SCHEMA };
@@ -50,14 +50,14 @@ struct kd_grammar_spec {
 
 struct kd_grammar; /* immutable, may be shared by threads; lives no longer than its vocabulary */
 /* KD_ENOTSUP: the schema has something that cannot be done; the sentence begins with its path. */
-int kd_grammar_compile(struct kd_grammar **g, const struct kd_vocab *v,
+int kd_grammar_compile(struct kd_grammar **out, const struct kd_vocab *v,
                        const struct kd_grammar_spec *spec, struct kd_err *err) KD_MUST;
 void kd_grammar_close(struct kd_grammar *g);
 int64_t kd_grammar_states(const struct kd_grammar *g);
 
 /* One turn on its way; belongs to one thread at a time. */
 struct kd_turn_rule;
-int kd_turn_rule_open(struct kd_turn_rule **r, const struct kd_grammar *g,
+int kd_turn_rule_open(struct kd_turn_rule **out, const struct kd_grammar *g,
                       struct kd_err *err) KD_MUST;
 void kd_turn_rule_close(struct kd_turn_rule *r);
 /* Clears the bits of all ids that may not come next. -1: none may, or memory is out. */

@@ -266,13 +266,15 @@ static int add_property(struct kd_gb *b, struct object *o, const char *key, size
     if (o->count == o->cap) {
         void *more;
         o->cap = o->cap ? 2 * o->cap : 16;
-        if (kd_mem_new(&more, o->cap, sizeof *o->p, "properties", b->err))
+        if (kd_mem_new(&more, o->cap, sizeof *o->p, "properties", b->err) || !more)
             return kd_gb_fail(b, KD_ENOMEM, "no memory");
         if (o->count)
             memcpy(more, o->p, (size_t)o->count * sizeof *o->p);
         kd_mem_free(o->p);
         o->p = more;
     }
+    if (!o->p)
+        return kd_gb_fail(b, KD_ENOMEM, "no memory");
     o->p[o->count].schema = schema;
     o->p[o->count].key = key;
     o->p[o->count].key_bytes = bytes;
@@ -332,9 +334,10 @@ static int collect(struct kd_gb *b, struct object *o, const struct kd_jnode *s, 
     for (k = kd_jtree_first(b->t, req); k; k = kd_jtree_next(b->t, k)) {
         if (k->kind != KD_JSON_STR)
             return kd_gb_fail(b, KD_ENOTSUP, "'required' has an item that is no string");
-        if (find(o, k->text) < 0 && add_property(b, o, k->text, k->bytes, NULL))
+        int64_t at = find(o, k->text);
+        if ((at < 0 && add_property(b, o, k->text, k->bytes, NULL)) || !o->p)
             return -1;
-        o->p[find(o, k->text)].required = true;
+        o->p[at < 0 ? o->count - 1 : at].required = true;
     }
     if (more) {
         bool yes =

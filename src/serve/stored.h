@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 struct kd_store;
-int kd_store_open(struct kd_store **s, int64_t max_bytes, double keep_s,
+int kd_store_open(struct kd_store **out, int64_t max_bytes, double keep_s,
                   struct kd_err *err) KD_MUST;
 void kd_store_close(struct kd_store *s);
 /* Copies. `body`: what GET answers; `history`: the conversation up to it, for the next turn. What

@@ -305,8 +305,8 @@ static int refuse(struct kd_request *r, struct kd_refused *why, enum kd_refusal 
     return kd_fail(err, KD_EINVAL, "%s", text[reason]);
 }
 
-int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *s, struct kd_request **out,
-                     struct kd_refused *why, struct kd_err *err)
+int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *spec,
+                     struct kd_request **out, struct kd_refused *refused, struct kd_err *err)
 {
     struct kd_request *r;
     struct kd_buf program;
@@ -314,7 +314,7 @@ int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *s, struc
         return -1;
     r->e = e;
     kd_buf_init(&program, 1 << 24);
-    if (copy(r, s, err))
+    if (copy(r, spec, err))
         return -1;
     last_user(r, &program);
     enum kd_refusal reason = compile(r, program.data);
@@ -324,11 +324,11 @@ int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *s, struc
     if (e->running >= e->max_queued)
         reason = KD_REFUSE_FULL;
     if (reason != KD_REFUSE_NONE)
-        return refuse(r, why, reason, err);
+        return refuse(r, refused, reason, err);
     pthread_mutex_lock(&e->lock);
     e->running++;
     e->requests++;
-    e->prompt_tokens += s->prompt_count;
+    e->prompt_tokens += spec->prompt_count;
     pthread_mutex_unlock(&e->lock);
     r->began = kd_clock_s();
     *out = r;
@@ -494,7 +494,7 @@ static int64_t step(struct kd_request *r, struct choice *c, struct kd_event *ev,
     if (id < 0 || (r->hooks[i].token && r->hooks[i].token(r->hooks[i].ctx, id, &c->text, &r->err)))
         return end_choice(r, c, ev, give(r, c, ev, max, -1), KD_FINISH_ERROR, -1);
     c->made++;
-    if (!r->first)
+    if (r->first <= 0)
         r->first = kd_clock_s();
     if (kd_ids_add(&c->held, id, NULL))
         return 0;
@@ -569,7 +569,7 @@ void kd_request_usage(const struct kd_request *r, struct kd_usage *u)
     u->cached_tokens = r->s.prompt_count / 64 * 64;
     for (int64_t i = 0; i < r->s.choices; i++)
         u->made_tokens += r->c[i].made;
-    u->first_token_s = r->first ? r->first - r->began : 0;
+    u->first_token_s = r->first > 0 ? r->first - r->began : 0;
     u->total_s = kd_clock_s() - r->began;
     u->experts_used = r->s.experts_used ? r->s.experts_used : r->e->cfg.topk;
     u->expert_mass = r->s.expert_mass;
