@@ -27,7 +27,7 @@ static struct {
     const char *host, *key, *key_file, *cache_dir, *trace, *log, *name, *allow_host, *allow_origin;
     const char *effort;
     int64_t port, ctx, parallel, memory, cache, disk, queue, threads, experts, connections, body;
-    int64_t store, draft, max_tokens, chunk;
+    int64_t store, draft, max_tokens, chunk, queue_key;
     double timeout, drain, mass, latent_eps, request, stall;
     bool any_model, shared, usage_last, no_idle;
 } o = {.host = "127.0.0.1",
@@ -64,6 +64,8 @@ static const struct kd_opt opts[] = {
     {"parallel", 0, KD_OPT_INT, &o.parallel, "N", "sequences that run at once (16)", .min = 1,
      .max = 1024},
     {"queue", 0, KD_OPT_INT, &o.queue, "N", "requests that may wait; more get 429 (64)", .min = 1,
+     .max = 100000},
+    {"queue-key", 0, KD_OPT_INT, &o.queue_key, "N", "of them, for one API key (--queue)", .min = 1,
      .max = 100000},
     {"memory", 'm', KD_OPT_SIZE, &o.memory, "SIZE",
      "memory of running sequences (a quarter of what is free)"},
@@ -415,6 +417,7 @@ static int open_engine(struct server *s, const char *dir, struct kd_err *err)
     struct kd_engine_options e = {.threads = (int)o.threads,
                                   .max_running = o.parallel,
                                   .max_queued = o.queue,
+                                  .max_queued_owner = o.queue_key,
                                   .memory_bytes = o.memory > 0 ? o.memory : 0,
                                   .context = o.ctx,
                                   .chunk = o.chunk,
@@ -459,13 +462,14 @@ static int serve(struct server *s, const char *dir, struct kd_err *err)
         split(o.allow_origin, s->names[1], sizeof s->names[1], s->origin, &s->origins, err) ||
         listen_on(s, err))
         return -1;
+    bool v6 = strchr(o.host, ':') != NULL;
+    say(s, "listening on http://%s%s%s:%d, opening the model", v6 ? "[" : "", o.host, v6 ? "]" : "",
+        kd_srv_port(s->srv));
     tell_verdict(s, dir);
     if (o.experts || (o.mass > 0 && o.mass < 1))
         say(s, "warning: fewer experts than the model's own: the verdict does not speak for this");
     if (open_engine(s, dir, err))
         return -1;
-    say(s, "listening on http://%s:%d", strchr(o.host, ':') ? "[::1]" : o.host,
-        kd_srv_port(s->srv));
     run_until_stopped(s);
     s->api.draining = true;
     say(s, "stopping: %.0f s for what runs", o.drain);

@@ -89,13 +89,17 @@ const char *kd_api_owner(const struct kd_api *api, const struct kd_req *r)
 struct kd_engine *kd_api_engine(struct kd_api *api, struct kd_req *r)
 {
     struct kd_engine *e = api->engine;
-    if (e && !api->draining)
+    struct kd_fault f = {.status = 503, .code = "loading", .message = "the model is being loaded"};
+    if (e && !api->draining && kd_engine_healthy(e, NULL))
         return e;
+    if (e && api->draining)
+        f = (struct kd_fault){
+            .status = 503, .code = "shutting_down", .message = "the server is shutting down"};
+    else if (e)
+        f = (struct kd_fault){
+            .status = 503, .code = "engine_failed", .message = "the model has failed"};
     kd_req_add_header(r, "Retry-After", e ? "30" : "5");
-    kd_req_fail(r, &(struct kd_fault){.status = 503,
-                                      .code = e ? "shutting_down" : "loading",
-                                      .message = e ? "the server is shutting down"
-                                                   : "the model is being loaded"});
+    kd_req_fail(r, &f);
     return NULL;
 }
 

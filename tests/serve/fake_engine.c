@@ -8,6 +8,7 @@
  *     fail TEXT       the choice ends with an error
  *     loop            start again from the first instruction
  *     refuse full|draining|error|long
+ *     die             the engine is broken from now on
  *
  * "\n" in MARKUP is a line end. A prompt without a program is answered with a short turn. When the
  * program is over the turn ends: its stop token, or the limit. Everything else is the real program.
@@ -38,7 +39,7 @@ struct kd_engine {
     pthread_mutex_t lock;
     int64_t max_queued, running, requests, refused, finished[KD_FINISH_ERROR + 1];
     int64_t prompt_tokens, made;
-    bool draining;
+    bool draining, dead;
 };
 
 struct step {
@@ -84,8 +85,11 @@ int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engi
                    struct kd_err *err)
 {
     struct kd_engine *e;
+    const char *slow = getenv("KONDENSE_FAKE_OPEN_MS");
     if (kd_mem_zero(&e, 1, sizeof *e, "engine", err))
         return -1;
+    if (slow)
+        usleep((unsigned)strtol(slow, NULL, 10) * 1000u);
     pthread_mutex_init(&e->lock, NULL);
     e->cfg.bos = e->cfg.eos = -1;
     e->cfg.context = o->context ? o->context : 4096;
@@ -201,6 +205,8 @@ static enum kd_refusal compile(struct kd_request *r, const char *program)
             add_step(r, -2, wait);
         } else if (!strncmp(p, "loop", 4)) {
             add_step(r, -3, 0);
+        } else if (!strncmp(p, "die", 3)) {
+            r->e->dead = true;
         } else if (!strncmp(p, "refuse ", 7)) {
             return p[7] == 'f'   ? KD_REFUSE_FULL
                    : p[7] == 'd' ? KD_REFUSE_DRAINING
@@ -589,7 +595,6 @@ void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
 
 bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err)
 {
-    (void)e;
     (void)err;
-    return true;
+    return !e->dead;
 }

@@ -40,8 +40,9 @@ class Server:
                                   stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                                   env={**os.environ, **(env or {})})
         self.port = None
-        self.ready = threading.Event()
-        threading.Thread(target=self.read, daemon=True).start()
+        self.ready, self.listening = threading.Event(), threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
         atexit.register(self.kill)
         if wait and (not self.ready.wait(120) or not self.port):
             sys.exit("the server did not start:\n" + "\n".join(self.lines))
@@ -52,7 +53,10 @@ class Server:
             m = re.search(r"listening on http://\S+:(\d+)", line)
             if m:
                 self.port = int(m[1])
+                self.listening.set()
+            if re.match(r"model .* open in", line):
                 self.ready.set()
+        self.listening.set()
         self.ready.set()
 
     def kill(self):

@@ -117,7 +117,9 @@ def experts():
 @case("operation", "a model that cannot be opened ends the program with a reason")
 def no_model():
     n = Server(fake=False, model="/nowhere/at/all", wait=False)
-    assert n.p.wait(20) == 1 and any("nowhere" in x for x in n.lines), n.lines
+    assert n.p.wait(20) == 1
+    n.reader.join(10)
+    assert any("nowhere" in x for x in n.lines), n.lines
 
 
 

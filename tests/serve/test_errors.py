@@ -230,6 +230,22 @@ def unavailable():
         assert headers["X-Should-Retry"] == "false"
 
 
+@case("bad input", "loading, or the engine lost: 503 with Retry-After; health says so")
+def loading():
+    k = Server(env={"KONDENSE_FAKE_OPEN_MS": "2500"}, wait=False)
+    assert k.listening.wait(20)
+    for path, body in ((CHAT, chat_body()), ("/v1/messages", {**chat_body(), "max_tokens": 5}), ("/v1/responses", {"input": "a"})):
+        status, data, headers = k.json("POST", path, body)
+        assert status == 503 and headers["Retry-After"] and "loaded" in data["error"]["message"], data
+    assert k.json("GET", "/health")[:2] == (503, {"status": "loading"}) and k.json("GET", "/readyz")[0] == 503
+    assert k.ready.wait(20) and k.json("GET", "/readyz")[0] == 200
+    k.json("POST", CHAT, chat_body("die"))
+    status, data, headers = k.json("POST", CHAT, chat_body())
+    assert status == 503 and data["error"]["code"] == "engine_failed" and headers["Retry-After"]
+    assert k.json("GET", "/health")[:2] == (503, {"status": "failed"})
+    k.kill()
+
+
 @case("fields", "numbers out of range, strings, booleans, NaN: 400 with the parameter")
 def numbers():
     for key, values in {
