@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Calibration constants of the recipe: under FALLBACK_ROWS routed tokens an expert is listed; BLEND_ROWS
- * is k of n/(n+k) in exl3 Decision 10. */
+/* Calibration constants of the recipe: under FALLBACK_ROWS routed tokens an expert is listed;
+ * BLEND_ROWS is k of n/(n+k) in exl3 Decision 10. */
 enum { FALLBACK_ROWS = 256, BLEND_ROWS = 2048, EXPERT_BLOCK_ROWS = 512, AUTO_EXPERTS = 4 };
 
 static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h, struct kd_err *err)
@@ -67,10 +67,11 @@ static int check_trios(const struct kd_job *j, const struct trio *trios, struct 
     for (int64_t e = 0; e < j->cfg.experts; e++)
         for (int p = 1; p < KD_PROJ_COUNT; p++)
             if (!trios[e].t[0] != !trios[e].t[p])
-                return kd_fail(err, KD_ENOTSUP,
-                               "expert %lld: some of its matrices are quantized and some kept as stored "
-                               "(padding rule); this shape is not supported",
-                               (long long)e);
+                return kd_fail(
+                    err, KD_ENOTSUP,
+                    "expert %lld: some of its matrices are quantized and some kept as stored "
+                    "(padding rule); this shape is not supported",
+                    (long long)e);
     return 0;
 }
 
@@ -97,92 +98,111 @@ static int quantize(struct kd_job *j, struct kd_layer_work *w, const struct kd_l
     return rc ? kd_wrap(err, "expert %lld", (long long)e) : 0;
 }
 
-/* out[n][latent] = w2 SiTU(w1 z, w3 z) for n token rows of z. */
-static int expert_rows(struct kd_job *j, const struct kd_mat *w1, const struct kd_mat *w3,
-                       const struct kd_mat *w2, const float *z, int64_t n, float *out, struct kd_err *err)
+/* A few experts of a layer encoded by one recipe; the others are the source's. */
+struct sample {
+    struct kd_job *j;
+    int64_t id[AUTO_EXPERTS];
+    struct kd_expert_out out[AUTO_EXPERTS];
+    int count;
+};
+
+static int sample_get(struct kd_store *s, int64_t layer, int64_t e, struct kd_expert *out,
+                      struct kd_err *err)
 {
-    float *inner;
-    if (kd_mem_new(&inner, n * w1->rows, sizeof *inner, "expert inner", err))
-        return -1;
-    int rc = kd_k3_mlp_inner(j->run, &j->cfg, w1, w3, z, n, inner, err);
-    if (!rc)
-        rc = kd_mat_mul(j->run, w2, inner, w1->rows, n, out, j->cfg.latent, err);
-    kd_mem_free(inner);
-    return rc;
+    const struct sample *m = s->ctx;
+    for (int i = 0; i < m->count; i++)
+        if (m->id[i] == e) {
+            *out = (struct kd_expert){.w1 = kd_quant_mat(&m->out[i].w1),
+                                      .w3 = kd_quant_mat(&m->out[i].w3),
+                                      .w2 = kd_quant_mat(&m->out[i].w2),
+                                      .tier = KD_TIER_HOST,
+                                      .ready = true};
+            return 0;
+        }
+    return m->j->source->get(m->j->source, layer, e, out, err);
 }
 
-/* Weighted squared error of an encoded expert's outputs on the tokens held back that are routed to it,
- * and the outputs' own square, added to *bad and *all. */
-static int held_out_error(struct kd_job *j, struct kd_layer_work *w, int64_t e, const struct kd_expert_out *q,
-                          double *bad, double *all, struct kd_err *err)
+static bool routed_to(const int32_t *ids, int64_t topk, const struct sample *m)
 {
-    int64_t latent = j->cfg.latent, topk = j->cfg.topk, most = j->T - j->T_hess, n = 0;
-    const int32_t *ids = (const int32_t *)(const void *)w->ids.data;
-    const float *wts = (const float *)(const void *)w->wts.data;
-    const uint16_t *zb = (const uint16_t *)(const void *)w->z.data;
-    struct kd_expert src;
-    float *z = NULL, *a = NULL, *b = NULL, *weight = NULL;
-    if (kd_mem_new(&z, most * latent, sizeof *z, "held-out latents", err) ||
-        kd_mem_new(&a, most * latent, sizeof *a, "held-out outputs", err) ||
-        kd_mem_new(&b, most * latent, sizeof *b, "held-out outputs", err) ||
-        kd_mem_new(&weight, most, sizeof *weight, "held-out weights", err))
-        goto fail;
-    for (int64_t t = j->T_hess; t < j->T; t++)
-        for (int64_t k = 0; k < topk; k++)
-            if (ids[t * topk + k] == e) {
-                for (int64_t i = 0; i < latent; i++)
-                    z[n * latent + i] = kd_bf16_f32(zb[t * latent + i]);
-                weight[n++] = wts[t * topk + k];
+    for (int64_t k = 0; k < topk; k++)
+        for (int i = 0; i < m->count; i++)
+            if (ids[k] == m->id[i])
+                return true;
+    return false;
+}
+
+/* Mean squared error, relative to the mean square, of the layer's normed latents over the rows held
+ * back that are routed to a sampled expert. The norm is part of the layer's output: without it the
+ * tokens with the largest sums would decide alone. */
+static int held_out_error(struct kd_job *j, struct kd_layer_work *w, struct sample *m,
+                          double *error, struct kd_err *err)
+{
+    int64_t latent = j->cfg.latent, topk = j->cfg.topk;
+    struct kd_store store = {.get = sample_get, .ctx = m};
+    double bad = 0, all = 0;
+    float *z = NULL, *u[2] = {NULL, NULL}, *n[2] = {NULL, NULL};
+    int rc = kd_mem_new(&z, j->block_T * latent, sizeof *z, "held-out latents", err);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = kd_mem_new(&u[i], j->block_T * latent, sizeof *u[i], "held-out sums", err) ||
+             kd_mem_new(&n[i], j->block_T * latent, sizeof *n[i], "held-out outputs", err);
+    for (int64_t first = j->T_hess; !rc && first < j->T; first += j->block_T) {
+        int64_t T = j->T - first < j->block_T ? j->T - first : j->block_T;
+        const int32_t *ids = (const int32_t *)(const void *)w->ids.data + first * topk;
+        const float *wts = (const float *)(const void *)w->wts.data + first * topk;
+        const uint16_t *zb = (const uint16_t *)(const void *)w->z.data + first * latent;
+        for (int64_t i = 0; i < T * latent; i++)
+            z[i] = kd_bf16_f32(zb[i]);
+        rc = kd_k3_experts(j->run, &j->cfg, w->L.index, j->source, z, ids, wts, T, u[0], err) ||
+             kd_k3_experts(j->run, &j->cfg, w->L.index, &store, z, ids, wts, T, u[1], err);
+        for (int i = 0; i < 2 && !rc; i++)
+            kd_k3_latent_norm(j->run, &j->cfg, &w->L, u[i], T, n[i]);
+        for (int64_t t = 0; !rc && t < T; t++) {
+            if (!routed_to(ids + t * topk, topk, m))
+                continue;
+            for (int64_t i = t * latent; i < (t + 1) * latent; i++) {
+                double d = (double)n[1][i] - (double)n[0][i];
+                all += (double)n[0][i] * (double)n[0][i];
+                bad += d * d;
             }
-    struct kd_mat m1 = kd_quant_mat(&q->w1), m3 = kd_quant_mat(&q->w3), m2 = kd_quant_mat(&q->w2);
-    if (j->source->get(j->source, w->L.index, e, &src, err) ||
-        (n && (expert_rows(j, &src.w1, &src.w3, &src.w2, z, n, a, err) ||
-               expert_rows(j, &m1, &m3, &m2, z, n, b, err))))
-        goto fail;
-    for (int64_t t = 0; t < n; t++)
-        for (int64_t i = 0; i < latent; i++) {
-            double s = (double)weight[t] * (double)a[t * latent + i];
-            double d = (double)weight[t] * ((double)b[t * latent + i] - (double)a[t * latent + i]);
-            *all += s * s;
-            *bad += d * d;
         }
+    }
+    for (int i = 0; i < 2; i++) {
+        kd_mem_free(u[i]);
+        kd_mem_free(n[i]);
+    }
     kd_mem_free(z);
-    kd_mem_free(a);
-    kd_mem_free(b);
-    kd_mem_free(weight);
-    return 0;
-fail:
-    kd_mem_free(z);
-    kd_mem_free(a);
-    kd_mem_free(b);
-    kd_mem_free(weight);
-    return -1;
+    *error = all > 0 ? bad / all : 0;
+    return rc ? -1 : 0;
 }
 
 /* Recipe auto: a sample of experts is encoded plain and default; the smaller error of the layer's
- * outputs on held-out rows decides for the layer. */
+ * output on held-out rows decides for the layer. */
 static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
-                  const struct trio *trios, struct kd_recipe *recipe, uint32_t *plain_won, struct kd_err *err)
+                  const struct trio *trios, struct kd_recipe *recipe, uint32_t *plain_won,
+                  struct kd_err *err)
 {
     struct kd_recipe both[2] = {kd_recipe_of(KD_RECIPE_DEFAULT), kd_recipe_of(KD_RECIPE_PLAIN)};
-    double error[2];
+    int64_t most = j->cfg.experts < AUTO_EXPERTS ? j->cfg.experts : AUTO_EXPERTS;
+    double error[2] = {0, 0};
+    int rc = 0;
     both[0].damping = j->recipe.damping;
-    for (int r = 0; r < 2; r++) {
-        double bad = 0, all = 0;
-        for (int s = 0; s < AUTO_EXPERTS; s++) {
-            int64_t e = (2 * s + 1) * j->cfg.experts / (2 * AUTO_EXPERTS);
-            struct kd_expert_out q;
+    for (int r = 0; r < 2 && !rc; r++) {
+        struct sample m = {.j = j};
+        for (int64_t s = 0; s < most && !rc; s++) {
+            int64_t e = (2 * s + 1) * j->cfg.experts / (2 * most);
             if (!trios[e].t[0])
                 continue;
-            if (quantize(j, w, in, &trios[e], e, &both[r], &q, err))
-                return -1;
-            int rc = held_out_error(j, w, e, &q, &bad, &all, err);
-            kd_expert_release(&q);
-            if (rc)
-                return -1;
+            rc = quantize(j, w, in, &trios[e], e, &both[r], &m.out[m.count], err);
+            if (!rc)
+                m.id[m.count++] = e;
         }
-        error[r] = all > 0 ? bad / all : 0;
+        if (!rc)
+            rc = held_out_error(j, w, &m, &error[r], err);
+        while (m.count)
+            kd_expert_release(&m.out[--m.count]);
     }
+    if (rc)
+        return -1;
     *plain_won = error[1] < error[0];
     *recipe = both[*plain_won];
     kd_log(KD_LOG_INFO, "convert", "layer=%lld recipe=%s held_out_default=%.6f held_out_plain=%.6f",
@@ -191,18 +211,21 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
 }
 
 static int one_unit(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
-                    const struct trio *t, int64_t e, const struct kd_recipe *recipe, uint32_t plain_won,
-                    const char *path, struct kd_err *err)
+                    const struct trio *t, int64_t e, const struct kd_recipe *recipe,
+                    uint32_t plain_won, const char *path, struct kd_err *err)
 {
     struct kd_expert_out q;
     char note[64];
-    snprintf(note, sizeof note, "layer %lld of %lld, expert %lld of %lld", (long long)w->L.index + 1,
-             (long long)j->cfg.layers, (long long)e + 1, (long long)j->cfg.experts);
+    snprintf(note, sizeof note, "layer %lld of %lld, expert %lld of %lld",
+             (long long)w->L.index + 1, (long long)j->cfg.layers, (long long)e + 1,
+             (long long)j->cfg.experts);
     kd_progress_add(0, note);
     if (quantize(j, w, in, t, e, recipe, &q, err))
         return -1;
-    struct kd_unit_info info = {.routed_rows = q.routed_rows, .few_rows = q.fallback,
-                                .all_token_hessian = q.all_token_hessian, .plain_won = plain_won};
+    struct kd_unit_info info = {.routed_rows = q.routed_rows,
+                                .few_rows = q.fallback,
+                                .all_token_hessian = q.all_token_hessian,
+                                .plain_won = plain_won};
     memcpy(info.hess_digest, q.hess_digest, sizeof q.hess_digest);
     const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
     int rc = kd_unit_write(path, j->digest, three, 3, &info, err);
@@ -242,7 +265,8 @@ static int encode_all(struct kd_job *j, struct kd_layer_work *w, const struct kd
 }
 
 /* The layer's experts as the forward pass sees them: quantized units, or the source where kept. */
-static int unit_get(struct kd_store *s, int64_t layer, int64_t e, struct kd_expert *out, struct kd_err *err)
+static int unit_get(struct kd_store *s, int64_t layer, int64_t e, struct kd_expert *out,
+                    struct kd_err *err)
 {
     void **ctx = s->ctx;
     struct kd_layer_work *w = ctx[0];
@@ -250,8 +274,8 @@ static int unit_get(struct kd_store *s, int64_t layer, int64_t e, struct kd_expe
     const struct kd_unit *u = &w->expert[e];
     if (!u->count)
         return j->source->get(j->source, layer, e, out, err);
-    *out = (struct kd_expert){.w1 = u->mat[0], .w3 = u->mat[1], .w2 = u->mat[2],
-                              .tier = KD_TIER_HOST, .ready = true};
+    *out = (struct kd_expert){
+        .w1 = u->mat[0], .w3 = u->mat[1], .w2 = u->mat[2], .tier = KD_TIER_HOST, .ready = true};
     return 0;
 }
 
@@ -290,14 +314,21 @@ int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
         kd_mem_zero(&trios, j->cfg.experts, sizeof *trios, "expert plan", err))
         return -1;
     find_trios(j, w->L.index, trios);
-    int rc = check_trios(j, trios, err) || kd_hess_open(&h, j->cfg.latent, err) || latents(j, w, &h, err);
-    struct kd_layer_inputs in = {.T = j->T_hess, .latent = j->cfg.latent,
-                                 .z = (const uint16_t *)(const void *)w->z.data, .h_in = &h,
-                                 .topk = j->cfg.topk, .ids = (const int32_t *)(const void *)w->ids.data,
+    int rc = check_trios(j, trios, err) || kd_hess_open(&h, j->cfg.latent, err) ||
+             latents(j, w, &h, err);
+    struct kd_layer_inputs in = {.T = j->T_hess,
+                                 .latent = j->cfg.latent,
+                                 .z = (const uint16_t *)(const void *)w->z.data,
+                                 .h_in = &h,
+                                 .topk = j->cfg.topk,
+                                 .ids = (const int32_t *)(const void *)w->ids.data,
                                  .w = (const float *)(const void *)w->wts.data,
-                                 .situ_beta = j->cfg.situ_beta, .situ_linear = j->cfg.situ_linear,
-                                 .weight_routed = j->set.weight_routed, .blend_rows = BLEND_ROWS,
-                                 .fallback_rows = FALLBACK_ROWS, .block_rows = EXPERT_BLOCK_ROWS};
+                                 .situ_beta = j->cfg.situ_beta,
+                                 .situ_linear = j->cfg.situ_linear,
+                                 .weight_routed = j->set.weight_routed,
+                                 .blend_rows = BLEND_ROWS,
+                                 .fallback_rows = FALLBACK_ROWS,
+                                 .block_rows = EXPERT_BLOCK_ROWS};
     if (!rc)
         rc = encode_all(j, w, &in, trios, err);
     kd_hess_release(&h);
