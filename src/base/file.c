@@ -345,8 +345,8 @@ int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_
     if (have < 0)
         return -1;
     if (have != bytes)
-        return kd_fail(err, KD_ECORRUPT, "'%s' has %lld bytes, %lld expected", path, (long long)have,
-                       (long long)bytes);
+        return kd_fail(err, KD_ECORRUPT, "'%s' has %lld bytes, %lld expected", path,
+                       (long long)have, (long long)bytes);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
         return kd_fail_sys(err, "cannot open '%s'", path);

@@ -22,7 +22,8 @@ void kd_map_release(struct kd_map *m);
 void kd_map_forget(const void *data, int64_t bytes);
 
 /* Appends the file's bytes to out; refuses a file over max_bytes. */
-int kd_file_read(struct kd_buf *out, const char *path, size_t max_bytes, struct kd_err *err) KD_MUST;
+int kd_file_read(struct kd_buf *out, const char *path, size_t max_bytes,
+                 struct kd_err *err) KD_MUST;
 /* Writes `bytes` under `path`, whole or not at all. */
 int kd_file_write(const char *path, const void *data, size_t bytes, struct kd_err *err) KD_MUST;
 bool kd_file_exists(const char *path);
@@ -55,8 +56,8 @@ int kd_out_commit(struct kd_outfile *f, struct kd_err *err) KD_MUST;
 /* Drops the temporary file; does nothing after commit or on a zeroed struct. */
 void kd_out_abort(struct kd_outfile *f);
 
-/* A work file mapped for reading and writing, its space reserved on disk at once (so that a full disk
- * is an error here and not a crash later). Its pages are the file's, not anonymous memory.
+/* A work file mapped for reading and writing, its space reserved on disk at once (so that a full
+ * disk is an error here and not a crash later). Its pages are the file's, not anonymous memory.
  * kd_rw_open makes it under a temporary name; kd_rw_commit syncs it and gives it its name, or
  * kd_rw_close drops it when it was never committed. kd_rw_reopen maps a committed one again. */
 struct kd_rwmap {

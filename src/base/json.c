@@ -139,8 +139,8 @@ int kd_json_int(const struct kd_json *obj, const char *key, int64_t min, int64_t
     return 0;
 }
 
-int kd_json_int_or(const struct kd_json *obj, const char *key, int64_t min, int64_t max, int64_t other,
-                   int64_t *out, struct kd_err *err)
+int kd_json_int_or(const struct kd_json *obj, const char *key, int64_t min, int64_t max,
+                   int64_t other, int64_t *out, struct kd_err *err)
 {
     *out = other;
     return member(obj, key) ? kd_json_int(obj, key, min, max, out, err) : 0;
@@ -176,7 +176,8 @@ int kd_json_str(const struct kd_json *obj, const char *key, const char **out, st
     return 0;
 }
 
-int kd_json_bool_or(const struct kd_json *obj, const char *key, bool other, bool *out, struct kd_err *err)
+int kd_json_bool_or(const struct kd_json *obj, const char *key, bool other, bool *out,
+                    struct kd_err *err)
 {
     struct kd_json *v = member(obj, key);
     *out = other;

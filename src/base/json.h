@@ -1,7 +1,7 @@
-/* JSON. This folder is the one user of jansson; others see struct kd_json, which is never NULL-checked
- * away: the getters say the path of what is wrong. Parsing refuses duplicate keys, more than
- * `depth_max` levels and text over the caller's limit. For headers and indexes of 100 MB use
- * base/jscan.h, which streams.
+/* JSON. This folder is the one user of jansson; others see struct kd_json, which is never
+ * NULL-checked away: the getters say the path of what is wrong. Parsing refuses duplicate keys,
+ * more than `depth_max` levels and text over the caller's limit. For headers and indexes of 100 MB
+ * use base/jscan.h, which streams.
  *
  *     struct kd_json *root;
  *     if (kd_json_parse(&root, text, bytes, "config.json", err)) ...
@@ -21,11 +21,20 @@
 
 struct kd_json;
 
-enum kd_json_kind { KD_JSON_NULL, KD_JSON_BOOL, KD_JSON_INT, KD_JSON_REAL, KD_JSON_STR, KD_JSON_ARRAY, KD_JSON_OBJECT };
+enum kd_json_kind {
+    KD_JSON_NULL,
+    KD_JSON_BOOL,
+    KD_JSON_INT,
+    KD_JSON_REAL,
+    KD_JSON_STR,
+    KD_JSON_ARRAY,
+    KD_JSON_OBJECT
+};
 
 int kd_json_parse(struct kd_json **root, const char *text, size_t bytes, const char *what,
                   struct kd_err *err) KD_MUST;
-int kd_json_load(struct kd_json **root, const char *path, size_t max_bytes, struct kd_err *err) KD_MUST;
+int kd_json_load(struct kd_json **root, const char *path, size_t max_bytes,
+                 struct kd_err *err) KD_MUST;
 void kd_json_free(struct kd_json *root);
 
 enum kd_json_kind kd_json_kind(const struct kd_json *v);
@@ -45,20 +54,22 @@ bool kd_json_next(const struct kd_json *obj, void **iter, const char **key, stru
  * absent or null. */
 int kd_json_int(const struct kd_json *obj, const char *key, int64_t min, int64_t max, int64_t *out,
                 struct kd_err *err) KD_MUST;
-int kd_json_int_or(const struct kd_json *obj, const char *key, int64_t min, int64_t max, int64_t other,
-                   int64_t *out, struct kd_err *err) KD_MUST;
+int kd_json_int_or(const struct kd_json *obj, const char *key, int64_t min, int64_t max,
+                   int64_t other, int64_t *out, struct kd_err *err) KD_MUST;
 int kd_json_num(const struct kd_json *obj, const char *key, double min, double max, double *out,
                 struct kd_err *err) KD_MUST;
 int kd_json_num_or(const struct kd_json *obj, const char *key, double min, double max, double other,
                    double *out, struct kd_err *err) KD_MUST;
-int kd_json_str(const struct kd_json *obj, const char *key, const char **out, struct kd_err *err) KD_MUST;
+int kd_json_str(const struct kd_json *obj, const char *key, const char **out,
+                struct kd_err *err) KD_MUST;
 int kd_json_bool_or(const struct kd_json *obj, const char *key, bool other, bool *out,
                     struct kd_err *err) KD_MUST;
 
 /* Editing and building a document (config.json): returns 0 or -1 (out of memory). */
 struct kd_json *kd_json_new_object(void);
 struct kd_json *kd_json_new_array(void);
-int kd_json_set(struct kd_json *obj, const char *key, struct kd_json *value) KD_MUST; /* takes value */
+int kd_json_set(struct kd_json *obj, const char *key,
+                struct kd_json *value) KD_MUST; /* takes value */
 int kd_json_set_copy(struct kd_json *obj, const char *key, const struct kd_json *value) KD_MUST;
 void kd_json_del(struct kd_json *obj, const char *key);
 /* Two-space indent, keys in insertion order, non-ASCII kept, newline at the end. */

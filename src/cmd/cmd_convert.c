@@ -17,27 +17,45 @@ static struct {
     int64_t size, rows, cols, seed, threads;
     double latent_eps, damping;
     bool uniform, resume, dry, quiet;
-} o = {.size = -1, .trunk = "4", .head = "6", .weight = "all", .recipe = "default", .codebook = "mul1",
+} o = {.size = -1,
+       .trunk = "4",
+       .head = "6",
+       .weight = "all",
+       .recipe = "default",
+       .codebook = "mul1",
        .damping = -1};
 
 static const struct kd_opt opts[] = {
-    {"bpw", 'b', KD_OPT_STR, &o.bpw, "R[,R]", "average bits of the routed experts, 1 to 8; several make several models in one pass (2.3)", .min = 0},
-    {"size", 's', KD_OPT_SIZE, &o.size, "BYTES", "instead of --bpw: the highest rate whose weight files fit, e.g. 650G"},
-    {"trunk-bpw", 0, KD_OPT_STR, &o.trunk, "R", "bits of the trunk, or 'stored'; o_proj gets 1 more, the latent projections 2 more (4)"},
+    {"bpw", 'b', KD_OPT_STR, &o.bpw, "R[,R]",
+     "average bits of the routed experts, 1 to 8; several make several models in one pass (2.3)",
+     .min = 0},
+    {"size", 's', KD_OPT_SIZE, &o.size, "BYTES",
+     "instead of --bpw: the highest rate whose weight files fit, e.g. 650G"},
+    {"trunk-bpw", 0, KD_OPT_STR, &o.trunk, "R",
+     "bits of the trunk, or 'stored'; o_proj gets 1 more, the latent projections 2 more (4)"},
     {"head-bpw", 0, KD_OPT_STR, &o.head, "R", "bits of lm_head, or 'stored' (6)"},
     {"calib", 'c', KD_OPT_STR, &o.calib, "FILE", "calibration text, or chats as JSONL (required)"},
-    {"rows", 0, KD_OPT_INT, &o.rows, "N", "calibration rows (250; 64 when hidden_size is under 1024)", .min = 1, .max = 1000000},
-    {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (2048; 512 when hidden_size is under 1024)", .min = 2, .max = 1000000},
-    {"calib-weight", 0, KD_OPT_STR, &o.weight, "all|routed", "tokens of an expert's own Hessian (all)", .choices = "all|routed"},
-    {"recipe", 'r', KD_OPT_STR, &o.recipe, "NAME", "default, upstream, plain or auto (default)", .choices = "default|upstream|plain|auto"},
-    {"uniform-k", 0, KD_OPT_FLAG, &o.uniform, NULL, "one whole K for each layer and projection (exllamav3's rule)"},
-    {"codebook", 0, KD_OPT_STR, &o.codebook, "NAME", "mul1, mcg or 3inst (mul1)", .choices = "mul1|mcg|3inst"},
-    {"damping", 0, KD_OPT_NUM, &o.damping, "X", "times the Hessian's mean diagonal (the recipe's)", .num_min = 0, .num_max = 10},
-    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (1e-6)", .num_min = 1e-12, .num_max = 1e-2},
+    {"rows", 0, KD_OPT_INT, &o.rows, "N",
+     "calibration rows (250; 64 when hidden_size is under 1024)", .min = 1, .max = 1000000},
+    {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (2048; 512 when hidden_size is under 1024)",
+     .min = 2, .max = 1000000},
+    {"calib-weight", 0, KD_OPT_STR, &o.weight, "all|routed",
+     "tokens of an expert's own Hessian (all)", .choices = "all|routed"},
+    {"recipe", 'r', KD_OPT_STR, &o.recipe, "NAME", "default, upstream, plain or auto (default)",
+     .choices = "default|upstream|plain|auto"},
+    {"uniform-k", 0, KD_OPT_FLAG, &o.uniform, NULL,
+     "one whole K for each layer and projection (exllamav3's rule)"},
+    {"codebook", 0, KD_OPT_STR, &o.codebook, "NAME", "mul1, mcg or 3inst (mul1)",
+     .choices = "mul1|mcg|3inst"},
+    {"damping", 0, KD_OPT_NUM, &o.damping, "X", "times the Hessian's mean diagonal (the recipe's)",
+     .num_min = 0, .num_max = 10},
+    {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X", "epsilon of the q_a and kv_a norms (1e-6)",
+     .num_min = 1e-12, .num_max = 1e-2},
     {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the random signs (0)", .min = 0, .max = INT64_MAX},
     {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL, "print sizes, rates and needs; write nothing"},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs); the result does not depend on it", .min = 1, .max = 1024},
+    {"threads", 't', KD_OPT_INT, &o.threads, "N",
+     "threads (all CPUs); the result does not depend on it", .min = 1, .max = 1024},
     {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
     {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
     {0}};
@@ -84,7 +102,9 @@ static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE, "--size 0 is too small for any model");
     if (o.size > 0 && o.bpw)
         return kd_fail(err, KD_EUSAGE, "--size and --bpw exclude each other: give one of them");
-    base.cb = !strcmp(o.codebook, "mul1") ? KD_CB_MUL1 : !strcmp(o.codebook, "mcg") ? KD_CB_MCG : KD_CB_3INST;
+    base.cb = !strcmp(o.codebook, "mul1")  ? KD_CB_MUL1
+              : !strcmp(o.codebook, "mcg") ? KD_CB_MCG
+                                           : KD_CB_3INST;
     if (stored_or_bits("trunk-bpw", o.trunk, &base.trunk_bpw, err) ||
         stored_or_bits("head-bpw", o.head, &base.head_bpw, err))
         return -1;
@@ -93,7 +113,8 @@ static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
     for (const char *at = bpw; *at;) {
         size_t n = strcspn(at, ",");
         if (*count == VARIANTS_MAX || n >= sizeof part || !n)
-            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", bpw, VARIANTS_MAX);
+            return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", bpw,
+                           VARIANTS_MAX);
         memcpy(part, at, n);
         part[n] = 0;
         w[*count] = base;
@@ -126,7 +147,8 @@ static enum kd_recipe_name recipe_name(void)
 static int open_source(struct work *w, const char *src, struct kd_err *err)
 {
     if (!o.calib)
-        return kd_fail(err, KD_EUSAGE, "--calib FILE is needed: text like the model's use, some 500 kB or more");
+        return kd_fail(err, KD_EUSAGE,
+                       "--calib FILE is needed: text like the model's use, some 500 kB or more");
     if (kd_ckpt_open(&w->ck, src, false, err))
         return -1;
     if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
@@ -146,8 +168,8 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
         return -1;
     for (int64_t i = 0; i < w->text.rows * w->text.cols; i++)
         if (w->text.ids[i] < 0 || w->text.ids[i] >= w->cfg.vocab)
-            return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld", o.calib,
-                           w->text.ids[i], (long long)w->cfg.vocab);
+            return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld",
+                           o.calib, w->text.ids[i], (long long)w->cfg.vocab);
     return 0;
 }
 
@@ -172,21 +194,30 @@ static void print_plan(const struct kd_job *j)
     human_bytes(disk, sizeof disk, kd_job_disk_bytes(j));
     printf("%s\n", j->dst);
     printf("  %-16s %10s %14s %8s %8s\n", "", "tensors", "weights", "k", "real");
-    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "routed experts", (long long)e.tensors, (long long)e.weights, e.k, e.real);
-    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "trunk", (long long)t.tensors, (long long)t.weights, t.k, t.real);
-    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "lm_head", (long long)h.tensors, (long long)h.weights, h.k, h.real);
-    printf("  %-16s %10lld %14lld %8s %8.4f\n", "kept as stored", (long long)s.tensors, (long long)s.weights, "", s.real);
-    printf("  weight files     %lld bytes (%s) in %d shards\n", (long long)j->rates.total_bytes, total, j->rates.shard_count);
-    printf("  memory           at most %s (%lld bytes), anonymous\n", peak, (long long)kd_job_peak_bytes(j));
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "routed experts", (long long)e.tensors,
+           (long long)e.weights, e.k, e.real);
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "trunk", (long long)t.tensors,
+           (long long)t.weights, t.k, t.real);
+    printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "lm_head", (long long)h.tensors,
+           (long long)h.weights, h.k, h.real);
+    printf("  %-16s %10lld %14lld %8s %8.4f\n", "kept as stored", (long long)s.tensors,
+           (long long)s.weights, "", s.real);
+    printf("  weight files     %lld bytes (%s) in %d shards\n", (long long)j->rates.total_bytes,
+           total, j->rates.shard_count);
+    printf("  memory           at most %s (%lld bytes), anonymous\n", peak,
+           (long long)kd_job_peak_bytes(j));
     printf("  disk             %s while it runs\n", disk);
     fflush(stdout);
 }
 
 static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
 {
-    struct kd_convert_settings set = {.recipe = recipe_name(), .weight_routed = !strcmp(o.weight, "routed"),
-                                      .seed = (uint64_t)o.seed, .eps_latent = w->cfg.eps_latent,
-                                      .damping = (float)o.damping, .stream_bf16 = w->cfg.hidden >= 1024};
+    struct kd_convert_settings set = {.recipe = recipe_name(),
+                                      .weight_routed = !strcmp(o.weight, "routed"),
+                                      .seed = (uint64_t)o.seed,
+                                      .eps_latent = w->cfg.eps_latent,
+                                      .damping = (float)o.damping,
+                                      .stream_bf16 = w->cfg.hidden >= 1024};
     struct kd_rate_wish list[VARIANTS_MAX];
     char path[4096], name[32];
     int count, finished = 0;
@@ -196,16 +227,19 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
         set.wish = list[i];
         variant_name(name, sizeof name, &list[i]);
         bool alone = count == 1 || !*dst;
-        if (snprintf(path, sizeof path, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name) >= (int)sizeof path)
+        if (snprintf(path, sizeof path, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name) >=
+            (int)sizeof path)
             return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
-        if (kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path, o.resume, err))
+        if (kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path,
+                        o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
         w->jobs++;
         finished += w->job[i].finished && !w->job[i].swept;
     }
     if (finished == count)
-        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
+                       dst);
     return 0;
 }
 
@@ -273,7 +307,8 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     kd_jw_close(&j, ']');
     kd_jw_close(&j, '}');
     kd_buf_char(&b, '\n');
-    int rc = kd_buf_ok(&b, o.json, err) || kd_file_write(o.json, b.data, b.size_bytes, err) ? -1 : 0;
+    int rc =
+        kd_buf_ok(&b, o.json, err) || kd_file_write(o.json, b.data, b.size_bytes, err) ? -1 : 0;
     kd_buf_release(&b);
     return rc;
 }
@@ -290,7 +325,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         if (wishes(list, &count, err))
             return -1;
         for (int i = 0; i < count; i++) {
-            struct kd_job j = {.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
+            struct kd_job j = {
+                .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
             j.T = w->text.rows * w->text.cols;
             j.block_T = kd_job_block_tokens(&w->text);
             j.recipe = kd_recipe_of(recipe_name());
@@ -303,8 +339,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         return 0;
     }
     kd_progress_quiet(o.quiet);
-    if (kd_job_source_json(&w->source, w->ck, &w->text, stopped, err) || open_jobs(w, argv[1], err) ||
-        check_disk(w, err))
+    if (kd_job_source_json(&w->source, w->ck, &w->text, stopped, err) ||
+        open_jobs(w, argv[1], err) || check_disk(w, err))
         return -1;
     for (int i = 0; i < w->jobs; i++)
         if (w->job[i].finished)
@@ -341,5 +377,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
 }
 
 const struct kd_cmd kd_cmd_convert = {
-    "convert", "quantize a checkpoint to EXL3, layer by layer", "SRC DST",
-    "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt", opts, 2, 2, run};
+    "convert", "quantize a checkpoint to EXL3, layer by layer",
+    "SRC DST", "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt",
+    opts,      2,
+    2,         run};

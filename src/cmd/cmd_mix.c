@@ -16,20 +16,27 @@ static struct {
 } o = {.cols = 512};
 
 static const struct kd_opt opts[] = {
-    {"size", 's', KD_OPT_SIZE, &o.size, "BYTES", "weight files of the result at most, e.g. 650G (required)"},
+    {"size", 's', KD_OPT_SIZE, &o.size, "BYTES",
+     "weight files of the result at most, e.g. 650G (required)"},
     {"source", 0, KD_OPT_STR, &o.source, "SRC", "the original, to measure against (required)"},
     {"text", 0, KD_OPT_STR, &o.text, "FILE", "evaluation text (required)"},
-    {"uniform", 'u', KD_OPT_STR, &o.uniform, "MODEL", "a uniform conversion of this size; without it the bar is read off between A and B"},
+    {"uniform", 'u', KD_OPT_STR, &o.uniform, "MODEL",
+     "a uniform conversion of this size; without it the bar is read off between A and B"},
     {"rows", 0, KD_OPT_INT, &o.rows, "N", "rows of text (all)", .min = 1, .max = 1000000},
     {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (512)", .min = 2, .max = 1000000},
-    {"keep", 'k', KD_OPT_FLAG, &o.keep, NULL, "keep the result even if it does not beat the uniform rate"},
+    {"keep", 'k', KD_OPT_FLAG, &o.keep, NULL,
+     "keep the result even if it does not beat the uniform rate"},
     {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
     {0}};
 
 static int kld_of(const struct kd_run *run, const char *model, double *kld, struct kd_err *err)
 {
     struct kd_check c;
-    struct kd_check_plan plan = {.src = o.source, .dst = model, .text = o.text, .rows = o.rows, .cols = o.cols,
+    struct kd_check_plan plan = {.src = o.source,
+                                 .dst = model,
+                                 .text = o.text,
+                                 .rows = o.rows,
+                                 .cols = o.cols,
                                  .stop = &kd_cmd_stop};
     int rc = kd_check_run(&c, run, &plan, err);
     *kld = c.kld_mean;
@@ -46,8 +53,8 @@ static double between(double a_kld, double b_kld, const struct kd_mix *m)
     return exp(log(a_kld) * (1 - share) + log(b_kld) * share);
 }
 
-static int judge(const struct kd_run *run, const struct kd_mix *m, const char **argv, const char *made, bool *wins,
-                 struct kd_err *err)
+static int judge(const struct kd_run *run, const struct kd_mix *m, const char **argv,
+                 const char *made, bool *wins, struct kd_err *err)
 {
     double a, b, mix, bar;
     if (kld_of(run, made, &mix, err))
@@ -70,8 +77,8 @@ static int judge(const struct kd_run *run, const struct kd_mix *m, const char **
     return 0;
 }
 
-/* The mix is made and judged beside its destination and gets its name only when it is kept: nothing that
- * was there before is touched, and what was not judged never looks finished. */
+/* The mix is made and judged beside its destination and gets its name only when it is kept: nothing
+ * that was there before is touched, and what was not judged never looks finished. */
 static int take_place(const char *dst, char *made, size_t size, struct kd_err *err)
 {
     size_t n = strlen(dst);
@@ -82,10 +89,12 @@ static int take_place(const char *dst, char *made, size_t size, struct kd_err *e
     memcpy(made, dst, n);
     made[n] = 0;
     if (!access(made, F_OK) && rmdir(made))
-        return kd_fail(err, KD_EUSAGE, "'%s' is there and is not an empty folder; choose another one", dst);
+        return kd_fail(err, KD_EUSAGE,
+                       "'%s' is there and is not an empty folder; choose another one", dst);
     memcpy(made + n, ".mixing", 8);
     if (!access(made, F_OK))
-        return kd_fail(err, KD_EUSAGE, "'%s' is there, perhaps of a mix that was stopped: remove it", made);
+        return kd_fail(err, KD_EUSAGE,
+                       "'%s' is there, perhaps of a mix that was stopped: remove it", made);
     return 0;
 }
 
@@ -97,14 +106,17 @@ static int run(int argc, const char **argv, struct kd_err *err)
     char bytes[32], made[4096];
     (void)argc;
     if (!o.size || !o.source || !o.text)
-        return kd_fail(err, KD_EUSAGE, "--size, --source and --text are needed (see kondense mix -h)");
-    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) || take_place(argv[2], made, sizeof made, err))
+        return kd_fail(err, KD_EUSAGE,
+                       "--size, --source and --text are needed (see kondense mix -h)");
+    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) ||
+        take_place(argv[2], made, sizeof made, err))
         return -1;
     kd_show_bytes(bytes, sizeof bytes, m.bytes);
-    printf("%s: %lld of %lld layers at the higher rate, %lld bytes (%s)\n", argv[2], (long long)m.layers_from_b,
-           (long long)m.layers, (long long)m.bytes, bytes);
+    printf("%s: %lld of %lld layers at the higher rate, %lld bytes (%s)\n", argv[2],
+           (long long)m.layers_from_b, (long long)m.layers, (long long)m.bytes, bytes);
     bool wins = false;
-    int rc = kd_mix_write(&m, argv[0], argv[1], made, err) || kd_cmd_run_open(&run, &kern, o.threads, err) ||
+    int rc = kd_mix_write(&m, argv[0], argv[1], made, err) ||
+                     kd_cmd_run_open(&run, &kern, o.threads, err) ||
                      judge(&run, &m, argv, made, &wins, err)
                  ? -1
                  : 0;
@@ -123,5 +135,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
 }
 
 const struct kd_cmd kd_cmd_mix = {
-    "mix", "combine two finished rates layer by layer, kept only if it beats the uniform rate", "A B DST",
-    "kondense mix k3-2.0 k3-3.0 k3-mix --size 700G --source k3 --text wiki.txt", opts, 3, 3, run};
+    "mix",     "combine two finished rates layer by layer, kept only if it beats the uniform rate",
+    "A B DST", "kondense mix k3-2.0 k3-3.0 k3-mix --size 700G --source k3 --text wiki.txt",
+    opts,      3,
+    3,         run};

@@ -4,12 +4,14 @@
 
 #include <string.h>
 
-/* Scratch of one call: a block of latents, gate, up and inner rows, and the routed rows among them. */
+/* Scratch of one call: a block of latents, gate, up and inner rows, and the routed rows among them.
+ */
 struct block {
     float *z, *g, *u, *inner, *routed;
 };
 
-static int block_open(struct block *b, const struct kd_layer_inputs *in, int64_t inter, struct kd_err *err)
+static int block_open(struct block *b, const struct kd_layer_inputs *in, int64_t inter,
+                      struct kd_err *err)
 {
     const char *what = "expert activations";
     int64_t rows = in->block_rows;
@@ -47,9 +49,11 @@ static float routed_weight(const struct kd_layer_inputs *in, int64_t t, int64_t 
     return -1.0f;
 }
 
-/* What the down-projection sees for tokens [first, first + T): SiTU(gate, up) of the quantized two. */
-static int inner_rows(const struct kd_run *run, const struct kd_layer_inputs *in, const struct kd_mat *w1,
-                      const struct kd_mat *w3, struct block *b, int64_t first, int64_t T, struct kd_err *err)
+/* What the down-projection sees for tokens [first, first + T): SiTU(gate, up) of the quantized two.
+ */
+static int inner_rows(const struct kd_run *run, const struct kd_layer_inputs *in,
+                      const struct kd_mat *w1, const struct kd_mat *w3, struct block *b,
+                      int64_t first, int64_t T, struct kd_err *err)
 {
     const uint16_t *z = in->z + first * in->latent;
     for (int64_t i = 0; i < T * in->latent; i++)
@@ -62,8 +66,8 @@ static int inner_rows(const struct kd_run *run, const struct kd_layer_inputs *in
 }
 
 /* Rows of the routed tokens times their weight, so that their squares carry w^2. */
-static int64_t gather(const struct kd_layer_inputs *in, int64_t expert, struct block *b, int64_t first,
-                      int64_t T, int64_t inter, double *weight)
+static int64_t gather(const struct kd_layer_inputs *in, int64_t expert, struct block *b,
+                      int64_t first, int64_t T, int64_t inter, double *weight)
 {
     int64_t n = 0;
     for (int64_t t = 0; t < T; t++) {
@@ -78,8 +82,10 @@ static int64_t gather(const struct kd_layer_inputs *in, int64_t expert, struct b
     return n;
 }
 
-/* all <- T * (share of the routed mean + the rest of the all-token mean), in place (Decision 10). */
-static void blend(struct kd_hess *all, const struct kd_hess *routed, double weight, int64_t n, int64_t k)
+/* all <- T * (share of the routed mean + the rest of the all-token mean), in place (Decision 10).
+ */
+static void blend(struct kd_hess *all, const struct kd_hess *routed, double weight, int64_t n,
+                  int64_t k)
 {
     double share = (double)n / (double)(n + k);
     float keep = (float)(1.0 - share), add = (float)(share * (double)all->rows / weight);
@@ -99,7 +105,8 @@ static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *
              (in->weight_routed && kd_hess_open(&routed, inter, err));
     for (int64_t first = 0; !rc && first < in->T; first += in->block_rows) {
         int64_t T = in->T - first < in->block_rows ? in->T - first : in->block_rows;
-        rc = inner_rows(run, in, w1, w3, &b, first, T, err) || kd_hess_add(run, all, b.inner, inter, T, err);
+        rc = inner_rows(run, in, w1, w3, &b, first, T, err) ||
+             kd_hess_add(run, all, b.inner, inter, T, err);
         if (rc || !in->weight_routed)
             continue;
         int64_t n = gather(in, expert, &b, first, T, inter, &weight);
@@ -107,7 +114,8 @@ static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *
     }
     if (!rc)
         kd_hess_close(all);
-    out->all_token_hessian = in->weight_routed && (out->routed_rows < in->blend_rows / 4 || !(weight > 0.0));
+    out->all_token_hessian =
+        in->weight_routed && (out->routed_rows < in->blend_rows / 4 || !(weight > 0.0));
     if (!rc && in->weight_routed && !out->all_token_hessian) {
         kd_hess_close(&routed);
         blend(all, &routed, weight, out->routed_rows, in->blend_rows);
@@ -122,19 +130,22 @@ static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *
 static int check(const struct kd_mat *w1, const struct kd_mat *w3, const struct kd_mat *w2,
                  const struct kd_layer_inputs *in, struct kd_err *err)
 {
-    if (w1->cols != in->latent || w3->cols != in->latent || w2->rows != in->latent || w3->rows != w1->rows ||
-        w2->cols != w1->rows)
-        return kd_fail(err, KD_EINVAL, "an expert of %lld x %lld, %lld x %lld, %lld x %lld does not fit latents of %lld",
-                       (long long)w1->rows, (long long)w1->cols, (long long)w3->rows, (long long)w3->cols,
-                       (long long)w2->rows, (long long)w2->cols, (long long)in->latent);
+    if (w1->cols != in->latent || w3->cols != in->latent || w2->rows != in->latent ||
+        w3->rows != w1->rows || w2->cols != w1->rows)
+        return kd_fail(
+            err, KD_EINVAL,
+            "an expert of %lld x %lld, %lld x %lld, %lld x %lld does not fit latents of %lld",
+            (long long)w1->rows, (long long)w1->cols, (long long)w3->rows, (long long)w3->cols,
+            (long long)w2->rows, (long long)w2->cols, (long long)in->latent);
     if (in->T < 1 || in->block_rows < 1)
         return kd_fail(err, KD_EINVAL, "an expert needs calibration tokens");
     return 0;
 }
 
 int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd_mat *w1,
-                       const struct kd_mat *w3, const struct kd_mat *w2, const struct kd_layer_inputs *in,
-                       const struct kd_quant_spec spec[3], struct kd_expert_out *out, struct kd_err *err)
+                       const struct kd_mat *w3, const struct kd_mat *w2,
+                       const struct kd_layer_inputs *in, const struct kd_quant_spec spec[3],
+                       struct kd_expert_out *out, struct kd_err *err)
 {
     struct kd_hess h = {0};
     memset(out, 0, sizeof *out);
@@ -149,7 +160,8 @@ int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd
     else if (kd_quant_tensor(run, w3, in->h_in, &spec[1], &out->w3, err))
         rc = kd_wrap(err, "w3");
     struct kd_mat q1 = kd_quant_mat(&out->w1), q3 = kd_quant_mat(&out->w3);
-    /* A recipe without feedback and activation-aware rows has no use for the Hessian but its figure. */
+    /* A recipe without feedback and activation-aware rows has no use for the Hessian but its
+     * figure. */
     if (!rc)
         rc = down_hessian(run, in, expert, &q1, &q3, &h, out, err);
     if (!rc && kd_quant_tensor(run, w2, &h, &spec[2], &out->w2, err))

@@ -1,6 +1,7 @@
 /* One expert, memory to memory: the unit of work of a conversion, on one machine or a farm. Its
- * latents and their Hessian belong to the layer and are shared by all its experts; the Hessian of its
- * down-projection is made here, used and dropped (exl3 Decisions 10 and 14, farm Decisions 1 to 6). */
+ * latents and their Hessian belong to the layer and are shared by all its experts; the Hessian of
+ * its down-projection is made here, used and dropped (exl3 Decisions 10 and 14, farm Decisions 1 to
+ * 6). */
 #ifndef KD_CODEC_EXPERT_H
 #define KD_CODEC_EXPERT_H
 
@@ -15,10 +16,10 @@ struct kd_layer_inputs {
     const int32_t *ids; /* [T][topk] routing */
     const float *w;     /* [T][topk] */
     float situ_beta, situ_linear;
-    bool weight_routed;  /* --calib-weight routed */
-    int64_t blend_rows;  /* k of n/(n+k) */
+    bool weight_routed;    /* --calib-weight routed */
+    int64_t blend_rows;    /* k of n/(n+k) */
     int64_t fallback_rows; /* under this many routed tokens: fallback is recorded (256) */
-    int64_t block_rows;  /* rows a step; part of the recipe, never of memory or threads */
+    int64_t block_rows;    /* rows a step; part of the recipe, never of memory or threads */
 };
 
 struct kd_expert_out {
@@ -29,9 +30,9 @@ struct kd_expert_out {
 };
 /* `expert` is its id in the routing. spec[0..2]: w1, w3, w2. */
 int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd_mat *w1,
-                       const struct kd_mat *w3, const struct kd_mat *w2, const struct kd_layer_inputs *in,
-                       const struct kd_quant_spec spec[3], struct kd_expert_out *out,
-                       struct kd_err *err) KD_MUST;
+                       const struct kd_mat *w3, const struct kd_mat *w2,
+                       const struct kd_layer_inputs *in, const struct kd_quant_spec spec[3],
+                       struct kd_expert_out *out, struct kd_err *err) KD_MUST;
 void kd_expert_release(struct kd_expert_out *o);
 /* Bytes of scratch one call takes at most, for the printed peak. */
 int64_t kd_expert_scratch_bytes(int64_t latent, int64_t inter, int64_t block_rows, int threads);

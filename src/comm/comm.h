@@ -9,7 +9,8 @@
 
 struct kd_comm {
     int rank, ranks;
-    /* buf[i] = sum over ranks, ascending rank, of their buf[i]; all ranks call with the same count. */
+    /* buf[i] = sum over ranks, ascending rank, of their buf[i]; all ranks call with the same count.
+     */
     int (*all_reduce)(struct kd_comm *c, float *buf, int64_t count, struct kd_err *err);
     int (*barrier)(struct kd_comm *c, struct kd_err *err);
     void *ctx;

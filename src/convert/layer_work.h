@@ -15,21 +15,23 @@ struct kd_layer_work {
     int64_t expert_count;
     int64_t banks_before, banks_after; /* seen by the attention's mix, by the FFN's */
     struct kd_rwmap p, bank[KD_LAYER_BANKS_MAX];
-    struct kd_rwmap mid;    /* stream after the attention */
-    struct kd_rwmap y;      /* fp32 [T][y_width]: o_proj's inputs */
-    struct kd_rwmap z;      /* BF16 [T][latent] */
+    struct kd_rwmap mid;      /* stream after the attention */
+    struct kd_rwmap y;        /* fp32 [T][y_width]: o_proj's inputs */
+    struct kd_rwmap z;        /* BF16 [T][latent] */
     struct kd_rwmap ids, wts; /* [T][topk] */
-    struct kd_rwmap u;      /* fp32 [T][latent]: weighted sum of the experts */
+    struct kd_rwmap u;        /* fp32 [T][latent]: weighted sum of the experts */
     int64_t y_width;
     struct kd_k3_stream win;
 };
 
-typedef int kd_layer_rows(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
-                          struct kd_err *err);
+typedef int kd_layer_rows(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                          float *x, struct kd_err *err);
 
 /* The plan's entry of a quantized trunk linear of this layer, or NULL when it stays as stored. */
-const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer, const char *suffix);
-struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_tensor *t, const char *input);
+const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer,
+                                            const char *suffix);
+struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_tensor *t,
+                                   const char *input);
 int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_out_tensor *t,
                     const char *input, const struct kd_hess *h, struct kd_mat *mat,
                     struct kd_err *err) KD_MUST;

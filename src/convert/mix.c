@@ -25,8 +25,8 @@ static bool same(const struct kd_json *a, const struct kd_json *b)
     struct kd_buf x, y;
     kd_buf_init(&x, RECEIPT_MAX);
     kd_buf_init(&y, RECEIPT_MAX);
-    bool eq = !kd_json_dump(&x, a, NULL) && !kd_json_dump(&y, b, NULL) && x.size_bytes == y.size_bytes &&
-              !memcmp(x.data, y.data, x.size_bytes);
+    bool eq = !kd_json_dump(&x, a, NULL) && !kd_json_dump(&y, b, NULL) &&
+              x.size_bytes == y.size_bytes && !memcmp(x.data, y.data, x.size_bytes);
     kd_buf_release(&x);
     kd_buf_release(&y);
     return eq;
@@ -38,7 +38,8 @@ static int check_pair(const struct kd_json *ra, const struct kd_json *rb, struct
     const struct kd_json *fa = kd_json_get(sa, "rates"), *fb = kd_json_get(sb, "rates");
     static const char *const alike[] = {"trunk_bpw", "head_bpw", "codebook"};
     if (!sa || !sb || !same(kd_json_get(sa, "source"), kd_json_get(sb, "source")))
-        return kd_fail(err, KD_EINVAL, "the two models are not of one source and one calibration text");
+        return kd_fail(err, KD_EINVAL,
+                       "the two models are not of one source and one calibration text");
     for (size_t i = 0; i < sizeof alike / sizeof *alike; i++)
         if (!same(kd_json_get(fa, alike[i]), kd_json_get(fb, alike[i])))
             return kd_fail(err, KD_EINVAL, "the two models differ in %s", alike[i]);
@@ -46,7 +47,8 @@ static int check_pair(const struct kd_json *ra, const struct kd_json *rb, struct
 }
 
 /* Mean proxy error of each layer's routed experts. */
-static int layer_damage(const struct kd_json *receipt, double *sum, int64_t *count, int64_t layers, struct kd_err *err)
+static int layer_damage(const struct kd_json *receipt, double *sum, int64_t *count, int64_t layers,
+                        struct kd_err *err)
 {
     void *iter = NULL;
     const char *key;
@@ -58,7 +60,8 @@ static int layer_damage(const struct kd_json *receipt, double *sum, int64_t *cou
         int64_t l = strtoll(at + 7, NULL, 10);
         struct kd_json *proxy = kd_json_get(v, "proxy");
         if (l < 0 || l >= layers)
-            return kd_fail(err, KD_ECORRUPT, "kondense.json names layer %lld of %lld", (long long)l, (long long)layers);
+            return kd_fail(err, KD_ECORRUPT, "kondense.json names layer %lld of %lld", (long long)l,
+                           (long long)layers);
         sum[l] += kd_json_num_value(proxy ? proxy : kd_json_get(v, "mse"));
         count[l]++;
     }
@@ -90,14 +93,15 @@ static int sizes(const struct kd_json *receipt, int64_t *bytes, int *count, stru
     *count = 0;
     while (kd_json_next(kd_json_get(receipt, "files"), &iter, &key, &v)) {
         if (*count == KD_MIX_SHARDS_MAX)
-            return kd_fail(err, KD_ECORRUPT, "kondense.json names more than %d files", KD_MIX_SHARDS_MAX);
+            return kd_fail(err, KD_ECORRUPT, "kondense.json names more than %d files",
+                           KD_MIX_SHARDS_MAX);
         bytes[(*count)++] = kd_json_int_value(v);
     }
     return 0;
 }
 
-static int choose(struct kd_mix *m, const int64_t *a, const int64_t *b, const double *da, const double *db,
-                  int64_t size_bytes, struct kd_err *err)
+static int choose(struct kd_mix *m, const int64_t *a, const int64_t *b, const double *da,
+                  const double *db, int64_t size_bytes, struct kd_err *err)
 {
     struct gain *g;
     if (kd_mem_new(&g, m->layers, sizeof *g, "layers", err))
@@ -128,25 +132,29 @@ static int choose(struct kd_mix *m, const int64_t *a, const int64_t *b, const do
     return 0;
 }
 
-int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_bytes, struct kd_err *err)
+int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_bytes,
+                struct kd_err *err)
 {
     struct kd_json *ra = NULL, *rb = NULL;
     int64_t *bytes = NULL, *count = NULL;
     double *damage = NULL;
     int shards_b = 0;
     memset(m, 0, sizeof *m);
-    int rc = load(&ra, a, "kondense.json", err) || load(&rb, b, "kondense.json", err) || check_pair(ra, rb, err) ||
+    int rc = load(&ra, a, "kondense.json", err) || load(&rb, b, "kondense.json", err) ||
+             check_pair(ra, rb, err) ||
              kd_mem_zero(&bytes, 2 * KD_MIX_SHARDS_MAX, sizeof *bytes, "sizes", err) ||
              kd_mem_zero(&damage, 2 * KD_MIX_SHARDS_MAX, sizeof *damage, "errors", err) ||
              kd_mem_zero(&count, 2 * KD_MIX_SHARDS_MAX, sizeof *count, "counts", err) ||
-             sizes(ra, bytes, &m->shards, err) || sizes(rb, bytes + KD_MIX_SHARDS_MAX, &shards_b, err);
+             sizes(ra, bytes, &m->shards, err) ||
+             sizes(rb, bytes + KD_MIX_SHARDS_MAX, &shards_b, err);
     if (!rc && (m->shards != shards_b || m->shards < 2))
         rc = kd_fail(err, KD_EINVAL, "the two models have %d and %d shards", m->shards, shards_b);
     if (!rc) {
         struct kd_json *layers = kd_json_get(kd_json_get(ra, "settings"), "layers");
         m->layers = layers ? kd_json_int_value(layers) : 0;
         if (m->layers < 1 || m->layers >= m->shards)
-            rc = kd_fail(err, KD_ECORRUPT, "%s/kondense.json: %lld layers in %d shards", a, (long long)m->layers, m->shards);
+            rc = kd_fail(err, KD_ECORRUPT, "%s/kondense.json: %lld layers in %d shards", a,
+                         (long long)m->layers, m->shards);
     }
     for (int s = 0; !rc && s < m->shards; s++) {
         m->a_bytes += bytes[s];
@@ -155,12 +163,14 @@ int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_byt
     if (!rc && m->a_bytes > m->b_bytes)
         rc = kd_fail(err, KD_EUSAGE, "'%s' is the larger model: give the smaller one first", a);
     if (!rc && size_bytes < m->a_bytes)
-        rc = kd_fail(err, KD_EUSAGE, "--size %lld: the smaller model alone takes %lld bytes", (long long)size_bytes,
-                     (long long)m->a_bytes);
+        rc = kd_fail(err, KD_EUSAGE, "--size %lld: the smaller model alone takes %lld bytes",
+                     (long long)size_bytes, (long long)m->a_bytes);
     if (!rc)
         rc = layer_damage(ra, damage, count, m->layers, err) ||
-             layer_damage(rb, damage + KD_MIX_SHARDS_MAX, count + KD_MIX_SHARDS_MAX, m->layers, err) ||
-             choose(m, bytes, bytes + KD_MIX_SHARDS_MAX, damage, damage + KD_MIX_SHARDS_MAX, size_bytes, err);
+             layer_damage(rb, damage + KD_MIX_SHARDS_MAX, count + KD_MIX_SHARDS_MAX, m->layers,
+                          err) ||
+             choose(m, bytes, bytes + KD_MIX_SHARDS_MAX, damage, damage + KD_MIX_SHARDS_MAX,
+                    size_bytes, err);
     kd_json_free(ra);
     kd_json_free(rb);
     kd_mem_free(bytes);
@@ -169,11 +179,13 @@ int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_byt
     return rc ? -1 : 0;
 }
 
-static int copy(const char *from_dir, const char *to_dir, const char *name, bool link_it, struct kd_err *err)
+static int copy(const char *from_dir, const char *to_dir, const char *name, bool link_it,
+                struct kd_err *err)
 {
     char from[4096], to[4096];
     struct kd_map m;
-    if (kd_path_join(from, sizeof from, from_dir, name, err) || kd_path_join(to, sizeof to, to_dir, name, err))
+    if (kd_path_join(from, sizeof from, from_dir, name, err) ||
+        kd_path_join(to, sizeof to, to_dir, name, err))
         return -1;
     if (link_it && !link(from, to))
         return 0;
@@ -192,8 +204,8 @@ static int shard_number(const char *name)
 }
 
 /* Copies the members of one document's object whose shard (or layer) belongs to that side. */
-static int take(struct kd_json *out, const struct kd_json *in, const struct kd_mix *m, bool b, bool by_layer,
-                struct kd_err *err)
+static int take(struct kd_json *out, const struct kd_json *in, const struct kd_mix *m, bool b,
+                bool by_layer, struct kd_err *err)
 {
     void *iter = NULL;
     const char *key;
@@ -223,8 +235,8 @@ static int put_json(const char *dst, const char *name, const struct kd_json *v, 
 }
 
 /* A member object made of both sides' parts. */
-static int merge(struct kd_json *out, const char *key, const struct kd_json *a, const struct kd_json *b,
-                 const struct kd_mix *m, bool by_layer, struct kd_err *err)
+static int merge(struct kd_json *out, const char *key, const struct kd_json *a,
+                 const struct kd_json *b, const struct kd_mix *m, bool by_layer, struct kd_err *err)
 {
     struct kd_json *both = kd_json_new_object();
     if (!both || take(both, kd_json_get(a, key), m, false, by_layer, err) ||
@@ -233,18 +245,22 @@ static int merge(struct kd_json *out, const char *key, const struct kd_json *a, 
     return kd_json_set(out, key, both) ? kd_fail(err, KD_ENOMEM, "combining two models") : 0;
 }
 
-static int write_documents(const struct kd_mix *m, const char *a, const char *b, const char *dst, struct kd_err *err)
+static int write_documents(const struct kd_mix *m, const char *a, const char *b, const char *dst,
+                           struct kd_err *err)
 {
     struct kd_json *xa = NULL, *xb = NULL;
-    int rc = load(&xa, a, "model.safetensors.index.json", err) || load(&xb, b, "model.safetensors.index.json", err) ||
+    int rc = load(&xa, a, "model.safetensors.index.json", err) ||
+             load(&xb, b, "model.safetensors.index.json", err) ||
              merge(xa, "weight_map", xa, xb, m, false, err) ||
              put_json(dst, "model.safetensors.index.json", xa, err);
     kd_json_free(xa);
     kd_json_free(xb);
     xa = xb = NULL;
     if (!rc)
-        rc = load(&xa, a, "quantization_config.json", err) || load(&xb, b, "quantization_config.json", err) ||
-             merge(xa, "tensor_storage", xa, xb, m, true, err) || put_json(dst, "quantization_config.json", xa, err);
+        rc = load(&xa, a, "quantization_config.json", err) ||
+             load(&xb, b, "quantization_config.json", err) ||
+             merge(xa, "tensor_storage", xa, xb, m, true, err) ||
+             put_json(dst, "quantization_config.json", xa, err);
     kd_json_free(xa);
     kd_json_free(xb);
     xa = xb = NULL;
@@ -263,14 +279,15 @@ static int write_documents(const struct kd_mix *m, const char *a, const char *b,
     kd_jw_close(&w, '}');
     if (!rc)
         rc = load(&xa, a, "kondense.json", err) || load(&xb, b, "kondense.json", err) ||
-             merge(xa, "tensors", xa, xb, m, true, err) || merge(xa, "files", xa, xb, m, false, err) ||
+             merge(xa, "tensors", xa, xb, m, true, err) ||
+             merge(xa, "files", xa, xb, m, false, err) ||
              kd_json_parse(&mix, note.data, note.size_bytes, "mix", err);
     if (!rc) {
         struct kd_json *size = NULL;
         char text[32];
         snprintf(text, sizeof text, "%lld", (long long)m->bytes);
-        rc = kd_json_parse(&size, text, strlen(text), "size", err) || kd_json_set(xa, "total_bytes", size) ||
-             kd_json_set_copy(xa, "mix", mix);
+        rc = kd_json_parse(&size, text, strlen(text), "size", err) ||
+             kd_json_set(xa, "total_bytes", size) || kd_json_set_copy(xa, "mix", mix);
         kd_json_del(xa, "verdict");
         kd_json_del(xa, "bits");
         rc = rc || put_json(dst, "kondense.json", xa, err);
@@ -282,14 +299,17 @@ static int write_documents(const struct kd_mix *m, const char *a, const char *b,
     return rc ? -1 : 0;
 }
 
-int kd_mix_write(const struct kd_mix *m, const char *a, const char *b, const char *dst, struct kd_err *err)
+int kd_mix_write(const struct kd_mix *m, const char *a, const char *b, const char *dst,
+                 struct kd_err *err)
 {
-    static const char *const others[] = {"tiktoken.model", "tokenizer_config.json", "generation_config.json"};
+    static const char *const others[] = {"tiktoken.model", "tokenizer_config.json",
+                                         "generation_config.json"};
     char name[64], path[4096];
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         return -1;
     if (kd_file_exists(path))
-        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
+                       dst);
     if (kd_dir_make(dst, err))
         return -1;
     for (int s = 0; s < m->shards; s++) {
@@ -305,8 +325,12 @@ int kd_mix_write(const struct kd_mix *m, const char *a, const char *b, const cha
     struct kd_json *config = NULL;
     if (load(&config, a, "config.json", err))
         return -1;
-    const char *method = kd_json_text(kd_json_get(kd_json_get(config, "quantization_config"), "quant_method"), NULL);
+    const char *method =
+        kd_json_text(kd_json_get(kd_json_get(config, "quantization_config"), "quant_method"), NULL);
     bool a_masked = method && !strcmp(method, "exl3-masked");
     kd_json_free(config);
-    return write_documents(m, a, b, dst, err) || copy(a_masked ? a : b, dst, "config.json", false, err) ? -1 : 0;
+    return write_documents(m, a, b, dst, err) ||
+                   copy(a_masked ? a : b, dst, "config.json", false, err)
+               ? -1
+               : 0;
 }

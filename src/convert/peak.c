@@ -1,6 +1,7 @@
-/* The most anonymous memory a conversion takes, known before it starts. Every large block is counted
- * where it is taken: Hessians and the quantizer's working set grow with the square of a tensor's
- * inputs, stage scratch with the block's tokens. Maps (source, streams, units) are the page cache's. */
+/* The most anonymous memory a conversion takes, known before it starts. Every large block is
+ * counted where it is taken: Hessians and the quantizer's working set grow with the square of a
+ * tensor's inputs, stage scratch with the block's tokens. Maps (source, streams, units) are the
+ * page cache's. */
 #include "base/mem.h"
 #include "convert/job.h"
 
@@ -42,8 +43,10 @@ static int64_t expert_peak(const struct kd_job *j)
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t latent = kd_exl3_pad(c->latent), inter = kd_exl3_pad(c->moe_inter);
     int64_t hessian = j->recipe.feedback || j->recipe.row_power > 0 ? 4 * latent * latent : 0;
-    int64_t own = kd_expert_scratch_bytes(c->latent, c->moe_inter, 512, kd_pool_threads(j->run->pool));
-    int64_t quant = most(quantizer(j, latent, inter), quantizer(j, inter, latent) + 8 * inter * inter);
+    int64_t own =
+        kd_expert_scratch_bytes(c->latent, c->moe_inter, 512, kd_pool_threads(j->run->pool));
+    int64_t quant =
+        most(quantizer(j, latent, inter), quantizer(j, inter, latent) + 8 * inter * inter);
     int64_t units = c->experts * (int64_t)sizeof(struct kd_unit);
     /* The forward pass over a block: routed rows gathered, gate, up, inner and output. */
     int64_t forward = block(j, c->latent * (2 + c->topk) + 3 * c->moe_inter * c->topk);

@@ -76,7 +76,8 @@ static unsigned to16(double bits)
 }
 
 /* The rate wished for a trunk tensor of this name, 0 for one that stays as stored. */
-static unsigned trunk_rate(const struct kd_rate_wish *w, const struct kd_out_tensor *t, const char *rest)
+static unsigned trunk_rate(const struct kd_rate_wish *w, const struct kd_out_tensor *t,
+                           const char *rest)
 {
     size_t n = strlen(rest) - strlen(".weight");
     if (t->layer < 0)
@@ -95,8 +96,8 @@ static bool pads_well(int64_t rows, int64_t cols)
 }
 
 /* Shape and dtype: the header's, or what the config says where only the index is there. */
-static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s, const struct kd_k3_map *map,
-                      struct kd_err *err)
+static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s,
+                      const struct kd_k3_map *map, struct kd_err *err)
 {
     memset(t, 0, sizeof *t);
     t->src = s;
@@ -109,7 +110,8 @@ static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s, const 
     }
     struct kd_k3_name name;
     if (!kd_k3_name_parse(map, s->name, &name) || name.rank < 0 || !name.dtype)
-        return kd_fail(err, KD_EINVAL, "'%s': its shard is not there and the config does not tell its shape",
+        return kd_fail(err, KD_EINVAL,
+                       "'%s': its shard is not there and the config does not tell its shape",
                        s->name);
     snprintf(t->dtype_name, sizeof t->dtype_name, "%s", name.dtype);
     t->rank = name.rank;
@@ -121,8 +123,8 @@ static int take_shape(struct kd_out_tensor *t, const struct kd_tensor *s, const 
     return 0;
 }
 
-/* Decides one source tensor. Returns 0 when it has no entry of its own: the weight_scale of an expert's
- * matrix that is quantized. Where the matrix is kept its scales are kept beside it. */
+/* Decides one source tensor. Returns 0 when it has no entry of its own: the weight_scale of an
+ * expert's matrix that is quantized. Where the matrix is kept its scales are kept beside it. */
 static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
 {
     const char *rest;
@@ -149,8 +151,8 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
     return 1;
 }
 
-/* Readers want every tensor on a multiple of its element: wide ones first, then the quantized groups,
- * whose sizes are multiples of four bytes, then 16-bit ones and bytes. */
+/* Readers want every tensor on a multiple of its element: wide ones first, then the quantized
+ * groups, whose sizes are multiples of four bytes, then 16-bit ones and bytes. */
 static int alignment_class(const struct kd_out_tensor *t)
 {
     static const char *const narrow[] = {"BF16", "F16", "I16", "U16"};
@@ -212,7 +214,8 @@ static void spread_uniform(struct kd_rates *r, const struct kd_k3_cfg *cfg, int6
 {
     int64_t n = r->expert_tensors, groups = (cfg->layers - cfg->dense_layers) * KD_PROJ_COUNT;
     double bits = n ? (double)steps / 16 / (double)n : 0;
-    int64_t base = (int64_t)floor(bits + 1e-9), extra = (int64_t)floor((bits - (double)base) * (double)groups + 1e-9);
+    int64_t base = (int64_t)floor(bits + 1e-9),
+            extra = (int64_t)floor((bits - (double)base) * (double)groups + 1e-9);
     r->expert_steps = 0;
     for (int64_t k = 0; k < r->count; k++) {
         struct kd_out_tensor *t = &r->t[k];
@@ -224,7 +227,8 @@ static void spread_uniform(struct kd_rates *r, const struct kd_k3_cfg *cfg, int6
     }
 }
 
-int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_plan *p, struct kd_err *err)
+int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_plan *p,
+                        struct kd_err *err)
 {
     kd_st_plan_init(p);
     for (int64_t i = r->shard_first[shard]; i < r->shard_first[shard + 1]; i++) {
@@ -261,7 +265,8 @@ static int measure(struct kd_rates *r, struct kd_err *err)
     return 0;
 }
 
-static int set_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps, struct kd_err *err)
+static int set_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps,
+                     struct kd_err *err)
 {
     if (r->wish.uniform_k)
         spread_uniform(r, cfg, steps);
@@ -278,10 +283,11 @@ static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *e
     if (set_steps(r, cfg, lo, err))
         return -1;
     if (r->total_bytes > r->wish.size_bytes)
-        return kd_fail(err, KD_EUSAGE,
-                       "--size %lld is too small: at 1 bit for the experts the model takes %lld bytes "
-                       "(lower --trunk-bpw or --head-bpw)",
-                       (long long)r->wish.size_bytes, (long long)r->total_bytes);
+        return kd_fail(
+            err, KD_EUSAGE,
+            "--size %lld is too small: at 1 bit for the experts the model takes %lld bytes "
+            "(lower --trunk-bpw or --head-bpw)",
+            (long long)r->wish.size_bytes, (long long)r->total_bytes);
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
         if (set_steps(r, cfg, mid, err))
@@ -309,8 +315,9 @@ static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct
         bool vision = !strncmp(t->src->name, "vision_tower.", 13) ||
                       !strncmp(t->src->name, "mm_projector.", 13);
         if (t->layer >= cfg->layers)
-            return kd_fail(err, KD_ECORRUPT, "tensor '%s' is of layer %d, the config has %lld layers",
-                           t->src->name, t->layer, (long long)cfg->layers);
+            return kd_fail(err, KD_ECORRUPT,
+                           "tensor '%s' is of layer %d, the config has %lld layers", t->src->name,
+                           t->layer, (long long)cfg->layers);
         t->shard = t->layer >= 0 ? t->layer : (int32_t)cfg->layers + (vision ? 1 : 0);
         other |= vision;
     }
@@ -327,7 +334,8 @@ static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct
     return 0;
 }
 
-static int collect(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, struct kd_err *err)
+static int collect(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
+                   struct kd_err *err)
 {
     struct kd_k3_map map;
     int64_t n = kd_ckpt_count(ck), name_bytes = 0;
@@ -367,7 +375,8 @@ int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_
         return 0;
     }
     /* The average is met from below: 2.3 bits are 36.8 sixteenths a tensor. */
-    if (set_steps(r, cfg, (int64_t)floor(wish->experts_bpw * 16 * (double)r->expert_tensors + 1e-6), err))
+    if (set_steps(r, cfg, (int64_t)floor(wish->experts_bpw * 16 * (double)r->expert_tensors + 1e-6),
+                  err))
         goto fail;
     return 0;
 fail:

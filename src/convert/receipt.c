@@ -1,5 +1,6 @@
-/* The small files of a finished model: index, quantization_config.json, tokenizer files, the receipt
- * kondense.json and, last, config.json. A folder without config.json is an unfinished conversion. */
+/* The small files of a finished model: index, quantization_config.json, tokenizer files, the
+ * receipt kondense.json and, last, config.json. A folder without config.json is an unfinished
+ * conversion. */
 #include "base/hash.h"
 #include "base/mem.h"
 #include "convert/job.h"
@@ -23,7 +24,9 @@ static int sink_open(struct sink *s, const struct kd_job *j, const char *name, s
     memset(s, 0, sizeof *s);
     kd_buf_init(&s->buf, 1u << 30);
     s->w.out = &s->buf;
-    return kd_path_join(path, sizeof path, j->dst, name, err) || kd_out_open(&s->file, path, err) ? -1 : 0;
+    return kd_path_join(path, sizeof path, j->dst, name, err) || kd_out_open(&s->file, path, err)
+               ? -1
+               : 0;
 }
 
 static int sink_flush(struct sink *s, size_t over, struct kd_err *err)
@@ -134,7 +137,9 @@ static void quant_block(const struct kd_job *j, struct kd_jw *w)
 {
     struct kd_rate_sum e = kd_rates_sum(&j->rates, 'e'), t = kd_rates_sum(&j->rates, 't');
     double weights = (double)(e.trellis_weights + t.trellis_weights);
-    double bits = weights > 0 ? (e.k * (double)e.trellis_weights + t.k * (double)t.trellis_weights) / weights : 0;
+    double bits =
+        weights > 0 ? (e.k * (double)e.trellis_weights + t.k * (double)t.trellis_weights) / weights
+                    : 0;
     kd_jw_str(w, "quant_method", any_masked(j) ? "exl3-masked" : "exl3");
     kd_jw_str(w, "version", "Kondense " KD_VERSION);
     kd_jw_num(w, "bits", (double)(int64_t)(bits * 100 + 0.5) / 100);
@@ -147,8 +152,8 @@ static void quant_block(const struct kd_job *j, struct kd_jw *w)
     kd_jw_str(w, "codebook", codebook_name(j->rates.wish.cb));
 }
 
-static void stored_tensor(struct kd_jw *w, const char *key, const char *part, int rank, const int64_t *shape,
-                          int64_t bytes, const char *dtype)
+static void stored_tensor(struct kd_jw *w, const char *key, const char *part, int rank,
+                          const int64_t *shape, int64_t bytes, const char *dtype)
 {
     char name[512];
     snprintf(name, sizeof name, "%s%s%s", key, *part ? "." : "", part);
@@ -188,7 +193,8 @@ static void storage_entry(const struct kd_job *j, struct kd_jw *w, const struct 
     int64_t k = kd_exl3_pad(t->cols), n = kd_exl3_pad(t->rows);
     int64_t tiles[3] = {k / 16, n / 16, t->rate16};
     bool masked = t->rate16 % 16 != 0;
-    stored_tensor(w, t->key, masked ? "ktrellis" : "trellis", 3, tiles, k / 16 * (n / 16) * t->rate16 * 2, "torch.int16");
+    stored_tensor(w, t->key, masked ? "ktrellis" : "trellis", 3, tiles,
+                  k / 16 * (n / 16) * t->rate16 * 2, "torch.int16");
     stored_tensor(w, t->key, "suh", 1, &k, 2 * k, "torch.float16");
     stored_tensor(w, t->key, "svh", 1, &n, 2 * n, "torch.float16");
     if (j->rates.wish.cb != KD_CB_3INST)
@@ -228,10 +234,14 @@ static int write_quant_config(const struct kd_job *j, struct kd_err *err)
 
 static bool carried(const char *name)
 {
-    static const char *const not_these[] = {".safetensors", ".bin", ".ckpt", ".pth", ".pt", ".gguf", ".tmp"};
-    static const char *const nor_these[] = {"config.json", "model.safetensors.index.json",
-                                            "model.safetensors.index.json.gz", "quantization_config.json",
-                                            "kondense.json", "golden.json"};
+    static const char *const not_these[] = {".safetensors", ".bin",  ".ckpt", ".pth",
+                                            ".pt",          ".gguf", ".tmp"};
+    static const char *const nor_these[] = {"config.json",
+                                            "model.safetensors.index.json",
+                                            "model.safetensors.index.json.gz",
+                                            "quantization_config.json",
+                                            "kondense.json",
+                                            "golden.json"};
     size_t n = strlen(name);
     if (*name == '.')
         return false;
@@ -255,7 +265,8 @@ static int copy_others(const struct kd_job *j, struct kd_err *err)
     int rc = 0;
     struct dirent *e;
     while (!rc && (e = readdir(dir))) {
-        if (!carried(e->d_name) || kd_path_join(from, sizeof from, kd_ckpt_dir(j->ck), e->d_name, err) ||
+        if (!carried(e->d_name) ||
+            kd_path_join(from, sizeof from, kd_ckpt_dir(j->ck), e->d_name, err) ||
             !kd_file_exists(from))
             continue;
         struct kd_map m;
@@ -295,7 +306,8 @@ static int write_config(const struct kd_job *j, struct kd_err *err)
             rc = kd_fail(err, KD_ENOMEM, "config.json");
     }
     if (!rc)
-        rc = kd_json_dump(&out, config, err) || kd_path_join(path, sizeof path, j->dst, "config.json", err) ||
+        rc = kd_json_dump(&out, config, err) ||
+             kd_path_join(path, sizeof path, j->dst, "config.json", err) ||
              kd_file_write(path, out.data, out.size_bytes, err);
     kd_json_free(config);
     kd_json_free(quant);
@@ -317,7 +329,8 @@ static void rate_class(const struct kd_job *j, struct kd_jw *w, const char *name
     kd_jw_close(w, '}');
 }
 
-static int load_figures(const struct kd_job *j, int32_t shard, struct kd_unit_figures *out, struct kd_err *err)
+static int load_figures(const struct kd_job *j, int32_t shard, struct kd_unit_figures *out,
+                        struct kd_err *err)
 {
     int64_t count = j->rates.shard_first[shard + 1] - j->rates.shard_first[shard];
     char path[4096];
@@ -326,14 +339,16 @@ static int load_figures(const struct kd_job *j, int32_t shard, struct kd_unit_fi
     int rc = kd_job_path(j, path, sizeof path, err, "figures.%05d", shard) ||
              kd_file_read(&b, path, (size_t)count * sizeof *out, err);
     if (!rc && b.size_bytes != (size_t)count * sizeof *out)
-        rc = kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path, j->dst);
+        rc = kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path,
+                     j->dst);
     if (!rc && count)
         memcpy(out, b.data, b.size_bytes);
     kd_buf_release(&b);
     return rc ? -1 : 0;
 }
 
-static void tensor_figures(struct kd_jw *w, const struct kd_out_tensor *t, const struct kd_unit_figures *f)
+static void tensor_figures(struct kd_jw *w, const struct kd_out_tensor *t,
+                           const struct kd_unit_figures *f)
 {
     kd_jw_open(w, t->key, '{');
     w->compact = true;
@@ -370,7 +385,10 @@ static int write_tensors(const struct kd_job *j, struct sink *s, struct kd_err *
     static const struct {
         const char *name;
         uint32_t bit;
-    } kinds[] = {{"plain_tiles", 1}, {"few_routed_tokens", 2}, {"all_token_hessian", 4}, {"plain_recipe_won", 8}};
+    } kinds[] = {{"plain_tiles", 1},
+                 {"few_routed_tokens", 2},
+                 {"all_token_hessian", 4},
+                 {"plain_recipe_won", 8}};
     for (size_t n = 0; !rc && n < sizeof kinds / sizeof *kinds; n++) {
         kd_jw_open(&s->w, kinds[n].name, '[');
         for (int64_t i = 0; !rc && i < j->rates.count; i++)
@@ -437,7 +455,9 @@ static int write_receipt(const struct kd_job *j, struct kd_err *err)
     kd_jw_bool(&s.w, "kondense", true);
     kd_jw_str(&s.w, "any_exl3_with_a_k_per_expert", any_masked(j) ? "no: masked rates" : "yes");
     kd_jw_str(&s.w, "exllamav3_rule_one_k_per_projection",
-              any_masked(j) ? "no: masked rates" : uniform(j) ? "yes" : "no: K varies by expert");
+              any_masked(j) ? "no: masked rates"
+              : uniform(j)  ? "yes"
+                            : "no: K varies by expert");
     kd_jw_close(&s.w, '}');
     write_padding(j, &s.w);
     rc = write_tensors(j, &s, err);

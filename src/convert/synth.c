@@ -33,8 +33,8 @@ struct list {
     char prefix[96];
 };
 
-static void add(struct list *l, const char *name, const char *dtype, int64_t a, int64_t b, enum fill fill,
-                float gain)
+static void add(struct list *l, const char *name, const char *dtype, int64_t a, int64_t b,
+                enum fill fill, float gain)
 {
     struct item *i = &l->item[l->count++];
     snprintf(i->name, sizeof i->name, "%s%s", l->prefix, name);
@@ -92,7 +92,8 @@ static void attention(struct list *l, const struct kd_k3_cfg *c, int64_t layer)
     linear(l, "self_attn.f_a_proj.weight", c->kda_dim, H, 1);
     linear(l, "self_attn.f_b_proj.weight", P, c->kda_dim, 1);
     linear(l, "self_attn.b_proj.weight", c->kda_heads, H, 1);
-    add(l, "self_attn.A_log", "F32", c->kda_dim > c->kda_heads ? c->kda_dim : c->kda_heads, 0, ZERO_ONE, 1);
+    add(l, "self_attn.A_log", "F32", c->kda_dim > c->kda_heads ? c->kda_dim : c->kda_heads, 0,
+        ZERO_ONE, 1);
     add(l, "self_attn.dt_bias", "F32", P, 0, SMALL, 1);
     add(l, "self_attn.o_norm.weight", "F32", c->kda_dim, 0, NORM, 1);
     linear(l, "self_attn.o_proj.weight", H, P, 1);
@@ -133,7 +134,8 @@ static void expert_items(struct list *l, const struct kd_k3_cfg *c, int64_t laye
     l->count = 0;
     for (int i = 0; i < 3; i++) {
         int64_t rows = i == 2 ? c->latent : c->moe_inter, cols = i == 2 ? c->moe_inter : c->latent;
-        snprintf(l->prefix, sizeof l->prefix, "language_model.model.layers.%lld.block_sparse_moe.experts.%lld.%s.",
+        snprintf(l->prefix, sizeof l->prefix,
+                 "language_model.model.layers.%lld.block_sparse_moe.experts.%lld.%s.",
                  (long long)layer, (long long)e, w[i]);
         add(l, "weight_packed", "U8", rows, cols / 2, CODES, 1);
         add(l, "weight_scale", "U8", rows, cols / 32, SCALES, 1);
@@ -149,7 +151,8 @@ static void ends_items(struct list *l, const struct kd_k3_cfg *c)
 {
     l->count = 0;
     snprintf(l->prefix, sizeof l->prefix, "language_model.");
-    add(l, "model.embed_tokens.weight", "BF16", c->vocab, c->hidden, LINEAR, sqrtf((float)c->hidden));
+    add(l, "model.embed_tokens.weight", "BF16", c->vocab, c->hidden, LINEAR,
+        sqrtf((float)c->hidden));
     linear(l, "lm_head.weight", c->vocab, c->hidden, 1);
     norm(l, "model.norm.weight", c->hidden);
     norm(l, "model.output_attn_res_norm.weight", c->hidden);
@@ -184,7 +187,8 @@ static float value(const struct item *it, uint64_t seed, int64_t i)
     return 0;
 }
 
-static int put_item(struct kd_st_writer *w, const struct item *it, uint64_t run_seed, struct kd_err *err)
+static int put_item(struct kd_st_writer *w, const struct item *it, uint64_t run_seed,
+                    struct kd_err *err)
 {
     uint64_t seed = kd_rand_fork(run_seed, kd_fnv64(it->name));
     int64_t n = 1;
@@ -216,8 +220,8 @@ static int put_item(struct kd_st_writer *w, const struct item *it, uint64_t run_
 /* Runs the items of one shard, those of four bytes or the others: pass 0 plans the header, pass 1
  * writes. */
 static int shard_part(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, bool f32,
-                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index, const char *file,
-                      uint64_t seed, struct kd_err *err)
+                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index,
+                      const char *file, uint64_t seed, struct kd_err *err)
 {
     int64_t groups = layer < c->layers && kd_k3_is_moe(c, layer) ? c->experts + 1 : 1;
     for (int64_t g = 0; g < groups; g++) {
@@ -238,16 +242,18 @@ static int shard_part(struct list *l, const struct kd_k3_cfg *c, int64_t layer, 
             }
             if (kd_st_plan_add(p, it->name, it->dtype, it->rank, it->shape, 0, err))
                 return -1;
-            kd_buf_printf(index, "%s\n    \"%s\": \"%s\"", index->size_bytes ? "," : "", it->name, file);
+            kd_buf_printf(index, "%s\n    \"%s\": \"%s\"", index->size_bytes ? "," : "", it->name,
+                          file);
         }
     }
     return 0;
 }
 
-/* Wide elements first, so that each tensor begins on a multiple of its element, whatever the widths. */
-static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, struct kd_st_plan *p,
-                      struct kd_st_writer *w, struct kd_buf *index, const char *file, uint64_t seed,
-                      struct kd_err *err)
+/* Wide elements first, so that each tensor begins on a multiple of its element, whatever the
+ * widths. */
+static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass,
+                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index,
+                      const char *file, uint64_t seed, struct kd_err *err)
 {
     return shard_part(l, c, layer, pass, true, p, w, index, file, seed, err) ||
                    shard_part(l, c, layer, pass, false, p, w, index, file, seed, err)
@@ -262,10 +268,12 @@ static int write_shard(struct list *l, const struct kd_k3_cfg *c, int64_t layer,
     struct kd_st_writer w;
     char file[64], path[4096];
     memset(&w, 0, sizeof w);
-    snprintf(file, sizeof file, "model-%05lld-of-%06lld.safetensors", (long long)layer + 1, (long long)c->layers + 1);
+    snprintf(file, sizeof file, "model-%05lld-of-%06lld.safetensors", (long long)layer + 1,
+             (long long)c->layers + 1);
     kd_st_plan_init(&p);
     int rc = kd_path_join(path, sizeof path, dst, file, err) ||
-             shard_pass(l, c, layer, 0, &p, NULL, index, file, seed, err) || kd_st_open(&w, path, &p, err);
+             shard_pass(l, c, layer, 0, &p, NULL, index, file, seed, err) ||
+             kd_st_open(&w, path, &p, err);
     if (!rc)
         rc = shard_pass(l, c, layer, 1, NULL, &w, index, file, seed, err);
     if (!rc)
@@ -288,8 +296,9 @@ static int write_tokenizer(const char *dst, struct kd_err *err)
     static const struct {
         int slot;
         const char *text;
-    } special[] = {{0, "[BOS]"}, {1, "[EOS]"}, {2, "<|end_of_msg|>"}, {3, "<|open|>"}, {4, "<|close|>"},
-                   {5, "<|sep|>"}, {21, "<|media_pad|>"}, {254, "[UNK]"}, {255, "[PAD]"}};
+    } special[] = {{0, "[BOS]"},          {1, "[EOS]"},     {2, "<|end_of_msg|>"},
+                   {3, "<|open|>"},       {4, "<|close|>"}, {5, "<|sep|>"},
+                   {21, "<|media_pad|>"}, {254, "[UNK]"},   {255, "[PAD]"}};
     struct kd_buf b;
     char path[4096];
     kd_buf_init(&b, 1 << 20);
@@ -297,18 +306,20 @@ static int write_tokenizer(const char *dst, struct kd_err *err)
         base64(&b, (uint8_t)i);
         kd_buf_printf(&b, " %d\n", i);
     }
-    int rc = kd_path_join(path, sizeof path, dst, "tiktoken.model", err) || kd_buf_ok(&b, path, err) ||
-             kd_file_write(path, b.data, b.size_bytes, err);
+    int rc = kd_path_join(path, sizeof path, dst, "tiktoken.model", err) ||
+             kd_buf_ok(&b, path, err) || kd_file_write(path, b.data, b.size_bytes, err);
     kd_buf_clear(&b);
     kd_buf_str(&b, "{\n  \"added_tokens_decoder\": {");
     for (size_t i = 0; i < sizeof special / sizeof *special; i++)
         kd_buf_printf(&b, "%s\n    \"%d\": {\"content\": \"%s\", \"special\": %s}", i ? "," : "",
                       256 + special[i].slot, special[i].text, i >= 3 && i <= 5 ? "false" : "true");
-    kd_buf_str(&b, "\n  },\n  \"bos_token\": \"[BOS]\",\n  \"eos_token\": \"[EOS]\",\n  \"pad_token\": \"[PAD]\",\n"
-                   "  \"unk_token\": \"[UNK]\",\n  \"tokenizer_class\": \"TikTokenTokenizer\"\n}\n");
+    kd_buf_str(&b,
+               "\n  },\n  \"bos_token\": \"[BOS]\",\n  \"eos_token\": \"[EOS]\",\n  \"pad_token\": "
+               "\"[PAD]\",\n"
+               "  \"unk_token\": \"[UNK]\",\n  \"tokenizer_class\": \"TikTokenTokenizer\"\n}\n");
     if (!rc)
-        rc = kd_path_join(path, sizeof path, dst, "tokenizer_config.json", err) || kd_buf_ok(&b, path, err) ||
-             kd_file_write(path, b.data, b.size_bytes, err);
+        rc = kd_path_join(path, sizeof path, dst, "tokenizer_config.json", err) ||
+             kd_buf_ok(&b, path, err) || kd_file_write(path, b.data, b.size_bytes, err);
     kd_buf_release(&b);
     return rc ? -1 : 0;
 }
@@ -317,11 +328,14 @@ static int write_index(const char *dst, const struct kd_buf *map, int64_t total,
 {
     char path[4096], head[128];
     struct kd_outfile f;
-    snprintf(head, sizeof head, "{\n  \"metadata\": {\"total_size\": %lld},\n  \"weight_map\": {", (long long)total);
-    if (kd_path_join(path, sizeof path, dst, "model.safetensors.index.json", err) || kd_out_open(&f, path, err))
+    snprintf(head, sizeof head, "{\n  \"metadata\": {\"total_size\": %lld},\n  \"weight_map\": {",
+             (long long)total);
+    if (kd_path_join(path, sizeof path, dst, "model.safetensors.index.json", err) ||
+        kd_out_open(&f, path, err))
         return -1;
     if (kd_out_write(&f, head, (int64_t)strlen(head), err) ||
-        kd_out_write(&f, map->data, (int64_t)map->size_bytes, err) || kd_out_write(&f, "\n  }\n}\n", 7, err)) {
+        kd_out_write(&f, map->data, (int64_t)map->size_bytes, err) ||
+        kd_out_write(&f, "\n  }\n}\n", 7, err)) {
         kd_out_abort(&f);
         return -1;
     }
@@ -343,15 +357,17 @@ int kd_synth_write(const char *config_path, const char *dst, uint64_t seed, stru
     if (kd_file_exists(path))
         return kd_fail(err, KD_EUSAGE, "'%s' already holds a model; choose another folder", dst);
     int rc = kd_json_load(&config, config_path, 1 << 24, err) ||
-             kd_mem_new(&c, 1, sizeof *c, "config", err) || kd_mem_new(&l, 1, sizeof *l, "tensor list", err) ||
-             kd_k3_cfg_parse(c, config, NULL, err) || kd_k3_cfg_check(c, config, err) || kd_dir_make(dst, err);
+             kd_mem_new(&c, 1, sizeof *c, "config", err) ||
+             kd_mem_new(&l, 1, sizeof *l, "tensor list", err) ||
+             kd_k3_cfg_parse(c, config, NULL, err) || kd_k3_cfg_check(c, config, err) ||
+             kd_dir_make(dst, err);
     if (!rc && (c->moe_inter % 32 || c->latent % 32))
         rc = kd_fail(err, KD_EINVAL, "MXFP4 experts need widths that are multiples of 32");
     for (int64_t layer = 0; !rc && layer <= c->layers; layer++)
         rc = write_shard(l, c, layer, dst, &index, &total, seed, err);
     if (!rc)
-        rc = kd_buf_ok(&index, "index", err) || write_index(dst, &index, total, err) || write_tokenizer(dst, err) ||
-             kd_file_read(&text, config_path, 1 << 24, err) ||
+        rc = kd_buf_ok(&index, "index", err) || write_index(dst, &index, total, err) ||
+             write_tokenizer(dst, err) || kd_file_read(&text, config_path, 1 << 24, err) ||
              kd_path_join(path, sizeof path, dst, "config.json", err) ||
              kd_file_write(path, text.data, text.size_bytes, err);
     kd_json_free(config);

@@ -37,11 +37,18 @@ static int64_t place(struct body *b, const struct kd_quant_out *const *q, int co
     int64_t at = align64((int64_t)(sizeof(struct head) + sizeof *b));
     for (int i = 0; i < count; i++) {
         struct entry *e = &b->entry[i];
-        *e = (struct entry){.k = q[i]->k, .n = q[i]->n, .rows = q[i]->rows, .cols = q[i]->cols,
-                            .codes_bytes = q[i]->codes_bytes, .base = q[i]->rate.base,
-                            .mask = q[i]->rate.mask, .cb = (uint32_t)q[i]->cb,
-                            .figures = {.mse = q[i]->mse, .proxy = q[i]->proxy,
-                                        .rel_fro = q[i]->rel_fro, .scale = q[i]->scale,
+        *e = (struct entry){.k = q[i]->k,
+                            .n = q[i]->n,
+                            .rows = q[i]->rows,
+                            .cols = q[i]->cols,
+                            .codes_bytes = q[i]->codes_bytes,
+                            .base = q[i]->rate.base,
+                            .mask = q[i]->rate.mask,
+                            .cb = (uint32_t)q[i]->cb,
+                            .figures = {.mse = q[i]->mse,
+                                        .proxy = q[i]->proxy,
+                                        .rel_fro = q[i]->rel_fro,
+                                        .scale = q[i]->scale,
                                         .rate16 = kd_rate_to16(q[i]->rate),
                                         .cholesky_tries = (uint32_t)q[i]->cholesky_tries,
                                         .fallback = q[i]->fallback}};
@@ -94,9 +101,10 @@ static bool inside(int64_t at, int64_t size, int64_t bytes)
 static bool check_entry(const struct entry *e, int64_t bytes)
 {
     struct kd_rate rate = {(uint8_t)e->base, (uint16_t)e->mask};
-    return e->k > 0 && e->k <= DIMENSION_MAX && e->k % 128 == 0 && e->n > 0 && e->n <= DIMENSION_MAX &&
-           e->n % 128 == 0 && e->cols > 0 && e->cols <= e->k && e->rows > 0 && e->rows <= e->n &&
-           e->base >= 1 && e->base <= 8 && e->mask <= 0xffff && kd_rate_to16(rate) <= 128 && e->cb <= KD_CB_MUL1 &&
+    return e->k > 0 && e->k <= DIMENSION_MAX && e->k % 128 == 0 && e->n > 0 &&
+           e->n <= DIMENSION_MAX && e->n % 128 == 0 && e->cols > 0 && e->cols <= e->k &&
+           e->rows > 0 && e->rows <= e->n && e->base >= 1 && e->base <= 8 && e->mask <= 0xffff &&
+           kd_rate_to16(rate) <= 128 && e->cb <= KD_CB_MUL1 &&
            e->codes_bytes == e->k / 16 * (e->n / 16) * kd_rate_tile_bytes(rate) &&
            inside(e->codes_at, e->codes_bytes, bytes) && inside(e->suh_at, 2 * e->k, bytes) &&
            inside(e->svh_at, 2 * e->n, bytes);
@@ -112,7 +120,8 @@ static int parse(struct kd_unit *u, const char *path, uint64_t digest, struct kd
     memcpy(&b, u->map.data + sizeof h, sizeof b);
     if (memcmp(h.magic, magic, sizeof magic) || h.bytes != u->map.size_bytes || h.count < 1 ||
         h.count > KD_UNIT_TENSORS_MAX ||
-        h.hash != kd_xxh64(u->map.data + sizeof h, (size_t)(u->map.size_bytes - (int64_t)sizeof h), 0))
+        h.hash !=
+            kd_xxh64(u->map.data + sizeof h, (size_t)(u->map.size_bytes - (int64_t)sizeof h), 0))
         return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove it and resume", path);
     if (h.digest != digest)
         return kd_fail(err, KD_EINVAL, "'%s' belongs to a conversion with other settings", path);
@@ -123,13 +132,18 @@ static int parse(struct kd_unit *u, const char *path, uint64_t digest, struct kd
         if (!check_entry(e, h.bytes))
             return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove it and resume", path);
         u->figures[i] = e->figures;
-        u->mat[i] = (struct kd_mat){.type = KD_MAT_EXL3, .rows = e->rows, .cols = e->cols,
-                                    .data = u->map.data + e->codes_at, .ld = e->n / 16,
-                                    .rows_padded = e->n, .cols_padded = e->k,
-                                    .suh = (const uint16_t *)(const void *)(u->map.data + e->suh_at),
-                                    .svh = (const uint16_t *)(const void *)(u->map.data + e->svh_at),
-                                    .rate = {(uint8_t)e->base, (uint16_t)e->mask},
-                                    .cb = (enum kd_codebook)e->cb};
+        u->mat[i] =
+            (struct kd_mat){.type = KD_MAT_EXL3,
+                            .rows = e->rows,
+                            .cols = e->cols,
+                            .data = u->map.data + e->codes_at,
+                            .ld = e->n / 16,
+                            .rows_padded = e->n,
+                            .cols_padded = e->k,
+                            .suh = (const uint16_t *)(const void *)(u->map.data + e->suh_at),
+                            .svh = (const uint16_t *)(const void *)(u->map.data + e->svh_at),
+                            .rate = {(uint8_t)e->base, (uint16_t)e->mask},
+                            .cb = (enum kd_codebook)e->cb};
     }
     return 0;
 }
@@ -155,8 +169,13 @@ void kd_unit_close(struct kd_unit *u)
 struct kd_exl3_tensor kd_unit_tensor(const struct kd_unit *u, int i)
 {
     const struct kd_mat *m = &u->mat[i];
-    struct kd_exl3_tensor t = {.k = m->cols_padded, .n = m->rows_padded, .rate = m->rate, .cb = m->cb,
-                               .codes = m->data, .suh = m->suh, .svh = m->svh};
+    struct kd_exl3_tensor t = {.k = m->cols_padded,
+                               .n = m->rows_padded,
+                               .rate = m->rate,
+                               .cb = m->cb,
+                               .codes = m->data,
+                               .suh = m->suh,
+                               .svh = m->svh};
     t.codes_bytes = t.k / 16 * (t.n / 16) * (int64_t)kd_rate_tile_bytes(t.rate);
     t.bytes = kd_exl3_bytes(t.k, t.n, t.rate, t.cb);
     return t;

@@ -2,7 +2,8 @@
  * their figures, whole or not there at all. Units of the layer at hand live in the work folder, are
  * mapped for the quantized forward pass, and go when the layer's shard is sealed. Little-endian.
  *
- * A unit is tied to its job by `digest` (settings, source, rates): a unit of another job is refused. */
+ * A unit is tied to its job by `digest` (settings, source, rates): a unit of another job is
+ * refused. */
 #ifndef KD_CONVERT_UNIT_H
 #define KD_CONVERT_UNIT_H
 

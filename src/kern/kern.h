@@ -39,19 +39,20 @@ struct kd_kern {
      * inputs only (row-invariant): any T, R give the same bits. */
     void (*mm_f32)(const float *w, int64_t ldw, int64_t R, int64_t K, const float *x, int64_t ldx,
                    int64_t T, float *y, int64_t ldy);
-    void (*mm_bf16)(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x, int64_t ldx,
-                    int64_t T, float *y, int64_t ldy);
+    void (*mm_bf16)(const uint16_t *w, int64_t ldw, int64_t R, int64_t K, const float *x,
+                    int64_t ldx, int64_t T, float *y, int64_t ldy);
     /* ldp bytes and lds bytes between rows of packed codes and scales; K a multiple of 32. */
-    void (*mm_mxfp4)(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds, int64_t R,
-                     int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy);
+    void (*mm_mxfp4)(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds,
+                     int64_t R, int64_t K, const float *x, int64_t ldx, int64_t T, float *y,
+                     int64_t ldy);
     /* The same product for EXL3 codes and activations already rotated (order: docs/numerics.md):
      * y[t*ldy + c], c < 16*n_tiles, x[t*ldx + i], i < 16*k_tiles. */
     void (*mm_exl3)(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy);
 
-    /* One token with activations as int8 (x[i] = scale * q[i]) and mul1's values before their rounding to
-     * fp16: y[c] = scale * sum of q[i] * v[i][c], sums in exact integers. Serves decoding only;
-     * conversion and checks never use it. */
+    /* One token with activations as int8 (x[i] = scale * q[i]) and mul1's values before their
+     * rounding to fp16: y[c] = scale * sum of q[i] * v[i][c], sums in exact integers. Serves
+     * decoding only; conversion and checks never use it. */
     void (*mv_exl3_int8)(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y);
 
     /* c[i*ldc + j] = fma chain over s = 0..S-1 ascending of a[s*lda + i] * b[s*ldb + j], starting
@@ -59,12 +60,13 @@ struct kd_kern {
     void (*gemm_tn)(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t S, int64_t I,
                     int64_t J, float *c, int64_t ldc);
 
-    float (*dot)(const float *x, const float *y, int64_t n); /* DOT16 */
+    float (*dot)(const float *x, const float *y, int64_t n);    /* DOT16 */
     void (*axpy)(float a, const float *x, float *y, int64_t n); /* y += a*x, one fma each */
     /* out = w .* x * rsqrt, rsqrt = 1/sqrtf(DOT16(x,x)/n + eps), ((x*rsqrt)*w), w may be NULL */
     void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *out);
     /* Elementwise; out may be x (or g, u). NaN in gives NaN out. Formulas: docs/numerics.md. */
-    /* Own polynomial, within 1 ulp; through the subnormals to 0 below -103.97, infinity above 88.72. */
+    /* Own polynomial, within 1 ulp; through the subnormals to 0 below -103.97, infinity
+     * above 88.72. */
     void (*exp)(const float *x, float *out, int64_t n);
     void (*sigmoid)(const float *x, float *out, int64_t n); /* e/(1+e) or 1/(1+e), e = exp(-|x|) */
     void (*silu)(const float *x, float *out, int64_t n);    /* x*sigmoid(x) */

@@ -40,8 +40,8 @@ struct kd_run {
 };
 
 /* y[t*ldy + r] for r < w->rows. Fails only for lack of memory (EXL3 rotates x into scratch). */
-int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx, int64_t T,
-               float *y, int64_t ldy, struct kd_err *err) KD_MUST;
+int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
+               int64_t T, float *y, int64_t ldy, struct kd_err *err) KD_MUST;
 /* Many matrices with their own inputs in one parallel region, e.g. the experts of one token. */
 struct kd_mat_job {
     const struct kd_mat *w;

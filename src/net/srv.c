@@ -519,7 +519,7 @@ int kd_srv_open(struct kd_srv **out, const struct kd_srv_options *o, struct kd_e
                               completed_cb, s, MHD_OPTION_NOTIFY_CONNECTION, connection_cb, s,
                               MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)(128 << 10),
                               MHD_OPTION_CONNECTION_LIMIT, (unsigned)(s->o.connections + 16),
-                              MHD_OPTION_THREAD_STACK_SIZE, (size_t)(1 << 20), MHD_OPTION_END);
+                              MHD_OPTION_THREAD_STACK_SIZE, (size_t)(8 << 20), MHD_OPTION_END);
     int rc = s->mhd ? kd_srv_gate_open(s, err)
                     : kd_fail(err, KD_EIO, "cannot start the HTTP library's thread");
     if (rc) {

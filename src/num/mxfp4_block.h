@@ -16,7 +16,8 @@ KD_HD static inline float kd_fp4_f32(unsigned code)
 }
 
 /* Element `col` of a row. */
-KD_HD static inline float kd_mxfp4_f32(const uint8_t *packed_row, const uint8_t *scale_row, int64_t col)
+KD_HD static inline float kd_mxfp4_f32(const uint8_t *packed_row, const uint8_t *scale_row,
+                                       int64_t col)
 {
     unsigned byte = packed_row[col >> 1], code = (col & 1) ? byte >> 4 : byte & 15u;
     return kd_fp4_f32(code) * kd_e8m0_f32(scale_row[col / KD_MXFP4_GROUP]);

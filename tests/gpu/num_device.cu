@@ -1,5 +1,5 @@
-/* src/num on a device: every conversion, codebook value and rate gives the bits it gives on the host,
- * and so does a DOT16 written with fmaf. Without a device: 77, a skip. */
+/* src/num on a device: every conversion, codebook value and rate gives the bits it gives on the
+ * host, and so does a DOT16 written with fmaf. Without a device: 77, a skip. */
 #include "num/half.h"
 #include "num/mxfp4_block.h"
 #include "num/trellis_step.h"
@@ -33,7 +33,8 @@ KD_HD static struct values values_at(uint32_t i)
     v.f16 = kd_f32_bits(kd_f16_f32((uint16_t)i));
     v.bf16 = kd_f32_bits(kd_bf16_f32((uint16_t)i));
     uint8_t packed = (uint8_t)i, scale = (uint8_t)(i >> 8);
-    v.fp4 = pattern(kd_mxfp4_f32(&packed, &scale, 0)) ^ pattern(kd_mxfp4_f32(&packed, &scale, 1)) * 31u;
+    v.fp4 =
+        pattern(kd_mxfp4_f32(&packed, &scale, 0)) ^ pattern(kd_mxfp4_f32(&packed, &scale, 1)) * 31u;
     v.tile_bytes = (uint16_t)kd_rate_tile_bytes(kd_rate_from16(16 + i % 113));
     v.position = kd_tile_row(i & 255u) * 16 + kd_tile_col(i & 255u);
     return v;
@@ -110,7 +111,8 @@ int main(void)
     dot_all<<<(DOT_COUNT + 127) / 128, 128>>>(dx, dy);
     if (check(cudaGetLastError(), "launch") ||
         check(cudaMemcpy(got.data(), v, STATES * sizeof *v, cudaMemcpyDeviceToHost), "values") ||
-        check(cudaMemcpy(got_dot.data(), dy, DOT_COUNT * sizeof *dy, cudaMemcpyDeviceToHost), "dots"))
+        check(cudaMemcpy(got_dot.data(), dy, DOT_COUNT * sizeof *dy, cudaMemcpyDeviceToHost),
+              "dots"))
         return 1;
     int bad = differ("values", want.data(), got.data(), sizeof(struct values), STATES);
     bad |= differ("dot16", want_dot.data(), got_dot.data(), sizeof(float), DOT_COUNT);

@@ -155,6 +155,14 @@ def schemas():
     schema({"type": "object", "properties": {"a": {"type": "string", "pattern": "a+"}}}, "$.properties.a: 'pattern'")
     schema({"$ref": "#"}, "nothing in between")
     schema({"$ref": "#/$defs/x"}, "leads nowhere")
+    # Large ones are refused or done, but never bring the server down.
+    f = lambda x: {"type": "json_schema", "json_schema": {"name": "a", "schema": x}}
+    for x in ({"enum": ["x" * 4900 + "a", "x" * 4900 + "b"]}, {"enum": ["x" * 9000 + "a", "x" * 9000 + "b"]},
+              {"properties": {f"p{i}": {"type": "null"} for i in range(1200)}}, {"properties": {f"p{i}": {} for i in range(5000)}},
+              {"additionalProperties": True, "properties": {"x" * 4000 + str(i): {} for i in range(2)}},
+              {"anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}}] * 300}):
+        status, data, _ = s.json("POST", CHAT, chat_body("random 1", response_format=f(x), max_tokens=20, reasoning_effort="none"))
+        assert status in (200, 400), (status, data)
     bad(tools=[tool(parameters={"properties": {"a": {"not": {}}}})], tool_choice="required",
         says="tool 'f': $.properties.a: 'not'")
 

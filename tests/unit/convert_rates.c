@@ -1,5 +1,5 @@
-/* The plan of a conversion: rates, sizes, padding; on the shipped model and, where it is at hand, on the
- * released index. */
+/* The plan of a conversion: rates, sizes, padding; on the shipped model and, where it is at hand,
+ * on the released index. */
 #include "convert/rates.h"
 #include "fmt/exl3_file.h"
 
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 static struct kd_ckpt *ck;
@@ -18,7 +19,8 @@ static struct kd_k3_cfg cfg;
 static void open_model(const char *dir, bool partly)
 {
     struct kd_err err = {0};
-    if (kd_ckpt_open(&ck, dir, partly, &err) || kd_k3_cfg_parse(&cfg, kd_ckpt_config(ck), NULL, &err))
+    if (kd_ckpt_open(&ck, dir, partly, &err) ||
+        kd_k3_cfg_parse(&cfg, kd_ckpt_config(ck), NULL, &err))
         fail_msg("%s: %s", dir, err.msg);
 }
 
@@ -38,7 +40,8 @@ static struct kd_rates plan(struct kd_rate_wish wish)
     return r;
 }
 
-static const struct kd_rate_wish usual = {.experts_bpw = 2.3, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1};
+static const struct kd_rate_wish usual = {
+    .experts_bpw = 2.3, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1};
 
 static void average_is_met_from_below(void **state)
 {
@@ -71,8 +74,9 @@ static void trunk_rates_follow_the_decision(void **state)
     int64_t seen = 0;
     for (int64_t i = 0; i < r.count; i++) {
         const struct kd_out_tensor *t = &r.t[i];
-        if (strstr(t->key, "embed_tokens") || strstr(t->key, "f_a_proj") || strstr(t->key, "f_b_proj") ||
-            strstr(t->key, "b_proj.weight") || strstr(t->key, "kv_a_proj") || strstr(t->key, "kv_b_proj") ||
+        if (strstr(t->key, "embed_tokens") || strstr(t->key, "f_a_proj") ||
+            strstr(t->key, "f_b_proj") || strstr(t->key, "b_proj.weight") ||
+            strstr(t->key, "kv_a_proj") || strstr(t->key, "kv_b_proj") ||
             strstr(t->key, "conv1d") || strstr(t->key, "moe.gate.") || strstr(t->key, "norm") ||
             strstr(t->key, "vision_tower") || strstr(t->key, "res_proj")) {
             assert_false(t->quantized);
@@ -80,14 +84,15 @@ static void trunk_rates_follow_the_decision(void **state)
         }
         if (!t->quantized || t->expert >= 0)
             continue;
-        unsigned want = strstr(t->key, "lm_head")                ? 96
-                        : strstr(t->key, "o_proj")               ? 80
+        unsigned want = strstr(t->key, "lm_head")                  ? 96
+                        : strstr(t->key, "o_proj")                 ? 80
                         : strstr(t->key, "routed_expert_") != NULL ? 96
-                                                                 : 64;
+                                                                   : 64;
         assert_int_equal(t->rate16, want);
         seen++;
     }
-    /* 6 KDA layers of 5, 3 MLA layers of 4, 9 MLPs of 3, 8 pairs of latent projections, the head. */
+    /* 6 KDA layers of 5, 3 MLA layers of 4, 9 MLPs of 3, 8 pairs of latent projections, the head.
+     */
     assert_int_equal(seen, 6 * 5 + 3 * 4 + 9 * 3 + 8 * 2 + 1);
     kd_rates_release(&r);
     struct kd_rate_wish stored = usual;
@@ -103,10 +108,13 @@ static void size_is_never_exceeded(void **state)
 {
     (void)state;
     nano();
-    struct kd_rates low = plan((struct kd_rate_wish){.experts_bpw = 2, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1});
-    struct kd_rates high = plan((struct kd_rate_wish){.experts_bpw = 3, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1});
+    struct kd_rates low = plan(
+        (struct kd_rate_wish){.experts_bpw = 2, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1});
+    struct kd_rates high = plan(
+        (struct kd_rate_wish){.experts_bpw = 3, .trunk_bpw = 4, .head_bpw = 6, .cb = KD_CB_MUL1});
     int64_t step = 64 * 2; /* one sixteenth on a tensor of 64 tiles */
-    for (int64_t size = low.total_bytes + 12345; size < high.total_bytes; size += (high.total_bytes - low.total_bytes) / 7) {
+    for (int64_t size = low.total_bytes + 12345; size < high.total_bytes;
+         size += (high.total_bytes - low.total_bytes) / 7) {
         struct kd_rate_wish w = usual;
         w.size_bytes = size;
         struct kd_rates r = plan(w);
@@ -179,8 +187,10 @@ static void true_size(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(average_is_met_from_below), cmocka_unit_test(trunk_rates_follow_the_decision),
-        cmocka_unit_test(size_is_never_exceeded),    cmocka_unit_test(uniform_k_is_whole_and_equal),
+        cmocka_unit_test(average_is_met_from_below),
+        cmocka_unit_test(trunk_rates_follow_the_decision),
+        cmocka_unit_test(size_is_never_exceeded),
+        cmocka_unit_test(uniform_k_is_whole_and_equal),
         cmocka_unit_test(true_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

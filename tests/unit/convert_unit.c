@@ -10,14 +10,23 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
 #include <cmocka.h>
 
 static char dir[64], path[128];
 
 static struct kd_quant_out sample(unsigned rate16, int64_t k, int64_t n)
 {
-    struct kd_quant_out q = {.k = k, .n = n, .rows = n - 5, .cols = k - 7, .rate = kd_rate_from16(rate16),
-                             .cb = KD_CB_MUL1, .scale = 1.5f, .mse = 0.0625, .proxy = 0.02, .rel_fro = 0.25};
+    struct kd_quant_out q = {.k = k,
+                             .n = n,
+                             .rows = n - 5,
+                             .cols = k - 7,
+                             .rate = kd_rate_from16(rate16),
+                             .cb = KD_CB_MUL1,
+                             .scale = 1.5f,
+                             .mse = 0.0625,
+                             .proxy = 0.02,
+                             .rel_fro = 0.25};
     q.codes_bytes = k / 16 * (n / 16) * kd_rate_tile_bytes(q.rate);
     q.codes = malloc((size_t)q.codes_bytes);
     q.suh = malloc((size_t)k * 2);
@@ -42,7 +51,8 @@ static void reads_back(void **state)
 {
     (void)state;
     struct kd_err err = {0};
-    struct kd_quant_out a = sample(32, 128, 256), b = sample(37, 256, 128), c = sample(128, 128, 128);
+    struct kd_quant_out a = sample(32, 128, 256), b = sample(37, 256, 128),
+                        c = sample(128, 128, 128);
     const struct kd_quant_out *three[] = {&a, &b, &c};
     struct kd_unit_info info = {.routed_rows = 42, .few_rows = 1};
     assert_int_equal(kd_unit_write(path, 99, three, 3, &info, &err), 0);
@@ -95,7 +105,8 @@ static void every_damage_is_seen(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back), cmocka_unit_test(every_damage_is_seen)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(reads_back),
+                                       cmocka_unit_test(every_damage_is_seen)};
     snprintf(dir, sizeof dir, "/tmp/kondense-unit-XXXXXX");
     if (!mkdtemp(dir))
         return 1;
