@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,11 +39,19 @@ static void wait_ms(long ms)
     nanosleep(&t, NULL);
 }
 
+/* All that was written: a terminal hands it over in pieces, and a little later. */
 static size_t drain(int fd, char *out, size_t size)
 {
-    ssize_t n = read(fd, out, size - 1);
-    out[n > 0 ? n : 0] = 0;
-    return n > 0 ? (size_t)n : 0;
+    size_t used = 0;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (used + 1 < size && poll(&p, 1, 50) == 1) {
+        ssize_t n = read(fd, out + used, size - 1 - used);
+        if (n <= 0)
+            break;
+        used += (size_t)n;
+    }
+    out[used] = 0;
+    return used;
 }
 
 /* A terminal of 60 columns; -1 where there is none to be had. */
@@ -68,16 +77,15 @@ static void draws_on_a_terminal(void **state)
     double began = kd_clock_s();
     kd_progress_begin("convert", "tiles", 1000, 200);
     kd_progress_add(50, "layer 1");
-    size_t at_once = drain(screen, out, sizeof out);
     bool slow = kd_clock_s() - began > 0.9; /* a busy machine: then it may have been drawn */
+    size_t at_once = drain(screen, out, sizeof out);
     wait_ms(1050);
     began = kd_clock_s();
     kd_progress_add(250, "layer 2 of 9, expert 17, a note too long for the line");
-    drain(screen, out, sizeof out);
-    char again[4096], logged[4096];
-    kd_progress_add(1, NULL); /* too soon after the last */
-    size_t too_soon = drain(screen, again, sizeof again);
+    kd_progress_add(1, NULL); /* too soon after the last: not drawn */
     slow = slow || kd_clock_s() - began > 0.15;
+    char logged[4096];
+    drain(screen, out, sizeof out);
     kd_log(KD_LOG_ERROR, "test", "n=1");
     drain(screen, logged, sizeof logged);
     kd_progress_end();
@@ -85,7 +93,6 @@ static void draws_on_a_terminal(void **state)
     if (slow)
         skip();
     assert_int_equal(at_once, 0);
-    assert_int_equal(too_soon, 0);
     assert_memory_equal(out, "convert  50.0 %  500/1000 tiles  ", 33);
     assert_non_null(strstr(out, " left  la"));
     assert_int_equal(strlen(out), 59); /* never wraps */
