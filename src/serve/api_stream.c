@@ -567,7 +567,8 @@ int kd_flow_open(struct kd_flow *f, struct kd_api *api, struct kd_ask *ask, cons
             .ctx = f->choice[i].work, .token = hook_token, .mask = masked ? hook_mask : NULL};
     }
     if (rc)
-        kd_bad_at(bad, 500, NULL, NULL, "%s", err.msg);
+        kd_bad_at(bad, err.code == KD_ENOTSUP ? 400 : 500, NULL,
+                  err.code == KD_ENOTSUP ? "response_format" : NULL, "%s", err.msg);
     for (int64_t p = 0; p < f->ask.prompt_count && !rc; p++)
         rc = start(f, p, owner, retry_s, bad);
     f->running = f->run_count;

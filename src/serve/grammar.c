@@ -8,6 +8,7 @@
 
 enum {
     CONFIGS_MAX = 4096,
+    WORK_MAX = 1 << 21, /* steps of one mask: some tens of milliseconds, then it is too much */
     FRAMES_MAX = 1 << 20,
     FRAMES_TIDY = 1 << 14, /* more are left over from tokens taken: copy the live ones */
     CACHE = 4,
@@ -53,6 +54,7 @@ struct kd_turn_rule {
         struct config v[CACHE_CONFIGS];
     } key[CACHE];
     int64_t cached, age;
+    int64_t work;
     bool failed, crowded;
 };
 
@@ -419,11 +421,12 @@ static void mask_trie(struct kd_turn_rule *r, const struct kd_trie *t, bool plai
     r->from[0] = 0;
     r->from[1] = w->count;
     r->mark[0] = r->frames;
-    for (int64_t i = 0; i < t->count && !r->failed;) {
+    for (int64_t i = 0; i < t->count && !r->failed && r->work < WORK_MAX;) {
         int64_t d = t->depth[i], begin = r->from[d];
         bool any = false;
         w->count = begin;
         r->frames = r->mark[d - 1];
+        r->work += begin - r->from[d - 1];
         for (int64_t k = r->from[d - 1]; k < begin; k++)
             step(r, w, begin, w->v[k], t->byte[i]);
         for (int64_t k = begin; plain && k < w->count && !any; k++)
@@ -490,7 +493,9 @@ int kd_turn_rule_mask(struct kd_turn_rule *r, uint64_t *bits, int64_t vocab, str
         from = r->cache + k * have;
     } else {
         r->crowded = false;
+        r->work = 0;
         mask_set(r, r->sum);
+        r->crowded = r->crowded || r->work >= WORK_MAX;
         if (r->failed || r->crowded)
             return kd_fail(err, r->failed ? KD_ENOMEM : KD_ENOTSUP,
                            "the rules of the answer leave too many ways open");

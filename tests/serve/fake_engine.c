@@ -23,7 +23,7 @@
 #include "text/chat.h"
 
 #include <math.h>
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -36,10 +36,9 @@ const double kd_histogram_bound[KD_HISTOGRAM_BINS - 1] = {
 struct kd_engine {
     struct kd_tok *tok;
     struct kd_k3_cfg cfg;
-    pthread_mutex_t lock;
-    int64_t max_queued, running, requests, refused, finished[KD_FINISH_ERROR + 1];
-    int64_t prompt_tokens, made;
-    bool draining, dead;
+    int64_t max_queued;
+    _Atomic int64_t running, requests, refused, finished[KD_FINISH_ERROR + 1], prompt_tokens, made;
+    atomic_bool draining, dead;
 };
 
 struct step {
@@ -70,7 +69,7 @@ struct kd_request {
     int64_t steps, choice, ended;
     uint64_t random;
     char fail[200];
-    volatile bool cancelled;
+    atomic_bool cancelled;
     double began, first;
     struct kd_err err;
 };
@@ -90,7 +89,6 @@ int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engi
         return -1;
     if (slow)
         usleep((unsigned)strtol(slow, NULL, 10) * 1000u);
-    pthread_mutex_init(&e->lock, NULL);
     e->cfg.bos = e->cfg.eos = -1;
     e->cfg.context = o->context ? o->context : 4096;
     e->cfg.topk = 4;
@@ -107,7 +105,6 @@ int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engi
 void kd_engine_close(struct kd_engine *e)
 {
     kd_tok_close(e->tok);
-    pthread_mutex_destroy(&e->lock);
     kd_mem_free(e);
 }
 
@@ -303,10 +300,8 @@ static int refuse(struct kd_request *r, struct kd_refused *why, enum kd_refusal 
         "", "bad", "too long", "the queue is full", "shutting down", "out of memory"};
     why->why = reason;
     why->retry_s = reason == KD_REFUSE_FULL ? 1.5 : 0;
-    pthread_mutex_lock(&r->e->lock);
     r->e->refused++;
     r->e->running++; /* release takes it off */
-    pthread_mutex_unlock(&r->e->lock);
     kd_request_release(r);
     return kd_fail(err, KD_EINVAL, "%s", text[reason]);
 }
@@ -331,11 +326,9 @@ int kd_engine_submit(struct kd_engine *e, const struct kd_request_spec *spec,
         reason = KD_REFUSE_FULL;
     if (reason != KD_REFUSE_NONE)
         return refuse(r, refused, reason, err);
-    pthread_mutex_lock(&e->lock);
     e->running++;
     e->requests++;
     e->prompt_tokens += spec->prompt_count;
-    pthread_mutex_unlock(&e->lock);
     r->began = kd_clock_s();
     *out = r;
     return 0;
@@ -460,9 +453,7 @@ static int64_t end_choice(struct kd_request *r, struct choice *c, struct kd_even
     ev[n - 1].stop = stop;
     c->finish = f;
     r->ended++;
-    pthread_mutex_lock(&r->e->lock);
     r->e->finished[f]++;
-    pthread_mutex_unlock(&r->e->lock);
     return n;
 }
 
@@ -523,9 +514,7 @@ int64_t kd_request_wait(struct kd_request *r, struct kd_event *ev, int64_t max, 
     do {
         struct choice *c = &r->c[r->choice++ % r->s.choices];
         int64_t n = c->finish == KD_FINISH_NONE ? step(r, c, ev, max) : 0;
-        pthread_mutex_lock(&r->e->lock);
         r->e->made += n;
-        pthread_mutex_unlock(&r->e->lock);
         if (n)
             return n;
     } while (kd_clock_s() < until);
@@ -539,9 +528,7 @@ void kd_request_cancel(struct kd_request *r)
 
 void kd_request_release(struct kd_request *r)
 {
-    pthread_mutex_lock(&r->e->lock);
     r->e->running--;
-    pthread_mutex_unlock(&r->e->lock);
     for (int64_t i = 0; i < r->s.choices; i++) {
         kd_buf_release(&r->c[i].text);
         kd_ids_release(&r->c[i].held);
@@ -590,7 +577,8 @@ void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
     m->running = e->running;
     m->prompt_tokens = e->prompt_tokens;
     m->decode_tokens = e->made;
-    memcpy(m->finished, e->finished, sizeof m->finished);
+    for (int i = 0; i <= KD_FINISH_ERROR; i++)
+        m->finished[i] = e->finished[i];
 }
 
 bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err)
