@@ -6,6 +6,7 @@
 #include "base/progress.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -126,6 +127,16 @@ static int stop_error(struct kd_err *err)
 int kd_job_stop_check(const struct kd_job *j, struct kd_err *err)
 {
     return j->stopped && j->stopped() ? stop_error(err) : 0;
+}
+
+int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return kd_fail(err, KD_ECORRUPT,
+                           "%s: an activation is not finite; a weight of the source here or before is NaN or infinite",
+                           what);
+    return 0;
 }
 
 int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,

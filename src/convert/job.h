@@ -88,6 +88,9 @@ int64_t kd_job_blocks(const struct kd_job *j);
 void kd_job_block(const struct kd_job *j, int64_t b, int64_t *first, int64_t *T);
 /* KD_ECANCEL when a stop is wished. */
 int kd_job_stop_check(const struct kd_job *j, struct kd_err *err) KD_MUST;
+/* An error when one of the n activations is not finite: a weight that is NaN or infinite shows here, also
+ * where it is in a tensor that stays as stored. `what` names them. */
+int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err) KD_MUST;
 /* Rows of a stream file, fp32 in memory, the settings' precision on disk. */
 int64_t kd_job_stream_bytes(const struct kd_job *j);
 void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T, float *out);

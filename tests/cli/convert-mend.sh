@@ -32,6 +32,14 @@ sed 's/"hidden_size": 128/"hidden_size": 129/' "$config" >"$work/odd.json"
 "$KONDENSE" synth "$work/odd" --config "$work/odd.json" >/dev/null
 "$KONDENSE" generate "$work/odd" --ids 1,2 -n 1 >/dev/null
 
+# NaN in a tensor that is never quantized (the first is a convolution) is an error, not a model of noise.
+cp -r "$work/src" "$work/nan"
+shard=$work/nan/model-00001-of-000004.safetensors
+head=$(od -An -tu8 -N8 "$shard" | tr -d ' ')
+printf '\377%.0s' $(seq 512) | dd of="$shard" bs=1 seek=$((8 + head)) conv=notrunc status=none
+fails 1 "layer 0: attn_out: an activation is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
+rm -r "$work/dst"
+
 fails 2 "there twice" convert "$work/src" "$work/dst" $args --bpw 2,2.0
 fails 2 "exclude each other" convert "$work/src" "$work/dst" $args --bpw 2 --size 1M
 fails 2 "size 0" convert "$work/src" "$work/dst" $args --size 0
