@@ -53,7 +53,8 @@ static const struct kd_opt opts[] = {
      .num_min = 1e-12, .num_max = 1e-2},
     {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the random signs (0)", .min = 0, .max = INT64_MAX},
     {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
-    {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL, "print sizes, rates and needs; write nothing"},
+    {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL,
+     "print sizes, rates and needs; write nothing; the config and index are enough"},
     {"threads", 't', KD_OPT_INT, &o.threads, "N",
      "threads (all CPUs); the result does not depend on it", .min = 1, .max = 1024},
     {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
@@ -146,10 +147,11 @@ static enum kd_recipe_name recipe_name(void)
 
 static int open_source(struct work *w, const char *src, struct kd_err *err)
 {
-    if (!o.calib)
+    if (!o.calib && !o.dry)
         return kd_fail(err, KD_EUSAGE,
                        "--calib FILE is needed: text like the model's use, some 500 kB or more");
-    if (kd_ckpt_open(&w->ck, src, false, err))
+    /* A dry run needs the config and the index, no shard. */
+    if (kd_ckpt_open(&w->ck, src, o.dry, err))
         return -1;
     if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
         kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
@@ -163,6 +165,10 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
         o.rows = small ? 64 : 250;
     if (!o.cols)
         o.cols = small ? 512 : 2048;
+    w->text.rows = o.rows;
+    w->text.cols = o.cols;
+    if (o.dry)
+        return 0;
     if (kd_tok_open(&w->tok, src, err) ||
         kd_corpus_load(&w->text, w->tok, o.calib, o.rows, o.cols, err))
         return -1;
@@ -249,9 +255,12 @@ static int check_disk(const struct work *w, struct kd_err *err)
     for (int i = 0; i < w->jobs; i++)
         need += kd_job_disk_bytes(&w->job[i]);
     int64_t have = kd_disk_free_bytes(w->job[0].dst);
+    char needed[32], free_now[32];
+    human_bytes(needed, sizeof needed, need);
+    human_bytes(free_now, sizeof free_now, have);
     if (have < need)
-        return kd_fail(err, KD_EIO, "'%s' needs %.1f GiB of disk, %.1f GiB are free", w->job[0].dst,
-                       (double)need / (1 << 30), (double)have / (1 << 30));
+        return kd_fail(err, KD_EIO, "'%s' needs %s of disk, %s are free: make room and add --resume", w->job[0].dst,
+                       needed, free_now);
     return 0;
 }
 
@@ -330,6 +339,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             j.T = w->text.rows * w->text.cols;
             j.block_T = kd_job_block_tokens(&w->text);
             j.recipe = kd_recipe_of(recipe_name());
+            j.set.stream_bf16 = w->cfg.hidden >= 1024;
             snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
             if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
                 return -1;

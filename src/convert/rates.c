@@ -247,13 +247,25 @@ int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_pl
     return 0;
 }
 
-static int measure(struct kd_rates *r, struct kd_err *err)
+/* Rates for that many steps, and every tensor's bytes. */
+static void apply(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps)
 {
-    r->total_bytes = 0;
+    if (r->wish.uniform_k)
+        spread_uniform(r, cfg, steps);
+    else
+        spread(r, steps);
     for (int64_t i = 0; i < r->count; i++)
         if (r->t[i].quantized)
             r->t[i].bytes = kd_exl3_bytes(kd_exl3_pad(r->t[i].cols), kd_exl3_pad(r->t[i].rows),
                                           kd_rate_from16(r->t[i].rate16), r->wish.cb);
+}
+
+/* The same, and the files' sizes with their headers. */
+static int set_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps,
+                     struct kd_err *err)
+{
+    apply(r, cfg, steps);
+    r->total_bytes = 0;
     for (int32_t s = 0; s < r->shard_count; s++) {
         struct kd_st_plan p;
         if (kd_rates_shard_plan(r, s, &p, err))
@@ -265,21 +277,35 @@ static int measure(struct kd_rates *r, struct kd_err *err)
     return 0;
 }
 
-static int set_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t steps,
-                     struct kd_err *err)
+static int64_t data_bytes(const struct kd_rates *r)
 {
-    if (r->wish.uniform_k)
-        spread_uniform(r, cfg, steps);
-    else
-        spread(r, steps);
-    return measure(r, err);
+    int64_t sum = 0;
+    for (int64_t i = 0; i < r->count; i++)
+        sum += r->t[i].bytes;
+    return sum;
 }
 
-/* The largest number of steps whose shards fit into size_bytes. Total size grows with the steps but
- * for a few header bytes (a whole rate has no kmask), so the search ends with a walk. */
+/* The most steps from lo to hi whose tensors take at most `bytes`. */
+static int64_t most_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64_t lo, int64_t hi,
+                          int64_t bytes)
+{
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2;
+        apply(r, cfg, mid);
+        if (data_bytes(r) <= bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+/* The largest number of steps whose shards fit into size_bytes. Headers are long to make (a masked
+ * rate has one more entry than a whole one), so they are made for a few candidates only: each guess
+ * takes the headers of the one before, then single steps decide. */
 static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *err)
 {
-    int64_t lo = RATE16_MIN * r->expert_tensors, hi = RATE16_MAX * r->expert_tensors;
+    int64_t lo = RATE16_MIN * r->expert_tensors, hi = RATE16_MAX * r->expert_tensors, at = lo;
     if (set_steps(r, cfg, lo, err))
         return -1;
     if (r->total_bytes > r->wish.size_bytes)
@@ -288,23 +314,18 @@ static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *e
             "--size %lld is too small: at 1 bit for the experts the model takes %lld bytes "
             "(lower --trunk-bpw or --head-bpw)",
             (long long)r->wish.size_bytes, (long long)r->total_bytes);
-    while (lo < hi) {
-        int64_t mid = lo + (hi - lo + 1) / 2;
-        if (set_steps(r, cfg, mid, err))
+    for (int guess = 0; guess < 3; guess++) {
+        at = most_steps(r, cfg, lo, hi, r->wish.size_bytes - (r->total_bytes - data_bytes(r)));
+        if (set_steps(r, cfg, at, err))
             return -1;
-        if (r->total_bytes <= r->wish.size_bytes)
-            lo = mid;
-        else
-            hi = mid - 1;
     }
-    int64_t best = lo;
-    for (int64_t more = 1; more <= 64 && lo + more <= RATE16_MAX * r->expert_tensors; more++) {
-        if (set_steps(r, cfg, lo + more, err))
+    while (at > lo && r->total_bytes > r->wish.size_bytes)
+        if (set_steps(r, cfg, --at, err))
             return -1;
-        if (r->total_bytes <= r->wish.size_bytes)
-            best = lo + more;
-    }
-    return set_steps(r, cfg, best, err);
+    for (int more = 0; more < 4 && at < hi && r->total_bytes <= r->wish.size_bytes; more++)
+        if (set_steps(r, cfg, ++at, err))
+            return -1;
+    return r->total_bytes > r->wish.size_bytes ? set_steps(r, cfg, at - 1, err) : 0;
 }
 
 static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *err)
