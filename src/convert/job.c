@@ -429,5 +429,12 @@ int64_t kd_job_disk_bytes(const struct kd_job *j)
     if (j->cfg.heads * j->cfg.v_dim > widest)
         widest = j->cfg.heads * j->cfg.v_dim;
     int64_t streams = (kd_k3_banks(&j->cfg) + 3) * kd_job_stream_bytes(j);
+    char path[4096];
+    /* What a resume finds is not needed again. */
+    for (int64_t l = 0; l <= j->cfg.layers && streams > 0; l++)
+        if (!kd_job_path(j, path, sizeof path, NULL, "stream.%03lld", (long long)l) && kd_file_exists(path))
+            streams -= kd_job_stream_bytes(j);
+    if (streams < 0)
+        streams = 0;
     return left + layer_most + streams + j->T * (4 * widest + 6 * j->cfg.latent + 8 * j->cfg.topk);
 }
