@@ -259,8 +259,9 @@ static int check_disk(const struct work *w, struct kd_err *err)
     human_bytes(needed, sizeof needed, need);
     human_bytes(free_now, sizeof free_now, have);
     if (have < need)
-        return kd_fail(err, KD_EIO, "'%s' needs %s of disk, %s are free: make room and add --resume", w->job[0].dst,
-                       needed, free_now);
+        return kd_fail(err, KD_EIO,
+                       "'%s' needs %s of disk, %s are free: make room and add --resume",
+                       w->job[0].dst, needed, free_now);
     return 0;
 }
 

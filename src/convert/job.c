@@ -15,7 +15,8 @@
 /* Tokens a block aims at: a few rows, so that stage scratch stays in the tens of megabytes. */
 enum { BLOCK_TOKENS = 2048 };
 
-int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt, ...)
+int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
+                ...)
 {
     size_t n = strlen(j->work);
     va_list ap;
@@ -60,7 +61,8 @@ int64_t kd_job_stream_bytes(const struct kd_job *j)
     return j->T * j->cfg.hidden * (j->set.stream_bf16 ? 2 : 4);
 }
 
-void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T, float *out)
+void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T,
+                     float *out)
 {
     int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
     if (!j->set.stream_bf16) {
@@ -72,7 +74,8 @@ void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_
         out[i] = kd_bf16_f32(in[i]);
 }
 
-void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T, const float *in)
+void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T,
+                     const float *in)
 {
     int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
     if (!j->set.stream_bf16) {
@@ -89,7 +92,8 @@ static uint64_t stream_hash(const struct kd_job *j, const struct kd_rwmap *m)
     return kd_xxh64(m->data, (size_t)kd_job_stream_bytes(j), j->digest);
 }
 
-int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m, struct kd_err *err)
+int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m,
+                       struct kd_err *err)
 {
     char path[4096];
     int64_t bytes = kd_job_stream_bytes(j);
@@ -105,7 +109,8 @@ int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwm
     memcpy(&hash, m->data + bytes, sizeof hash);
     if (hash != stream_hash(j, m)) {
         kd_rw_close(m);
-        return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path, j->dst);
+        return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove '%s' and convert again", path,
+                       j->dst);
     }
     j->stream_known[layer] = true;
     return 0;
@@ -134,7 +139,8 @@ int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *er
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(x[i]))
             return kd_fail(err, KD_ECORRUPT,
-                           "%s: an activation is not finite; a weight of the source here or before is NaN or infinite",
+                           "%s: an activation is not finite; a weight of the source here or before "
+                           "is NaN or infinite",
                            what);
     return 0;
 }
@@ -160,7 +166,8 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
         const char *name = kd_ckpt_shard_name(ck, s);
         if (stopped && stopped())
             return stop_error(err);
-        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), name, err) || kd_sha256_file(path, hex, err))
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), name, err) ||
+            kd_sha256_file(path, hex, err))
             return -1;
         int64_t bytes = kd_file_size(path, err);
         kd_jw_open(&w, NULL, '{');
@@ -172,7 +179,8 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
     }
     kd_progress_end();
     kd_jw_close(&w, ']');
-    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) || kd_sha256_file(path, hex, err))
+    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
+        kd_sha256_file(path, hex, err))
         return -1;
     kd_jw_str(&w, "config_sha256", hex);
     kd_jw_open(&w, "calibration", '{');
@@ -185,7 +193,8 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
 }
 
 /* What decides the output's bytes, and nothing else: no path, host, thread count or time. */
-static int settings_json(struct kd_buf *out, const struct kd_job *j, const char *source_json, struct kd_err *err)
+static int settings_json(struct kd_buf *out, const struct kd_job *j, const char *source_json,
+                         struct kd_err *err)
 {
     const struct kd_convert_settings *s = &j->set;
     static const char *const cb[] = {"3inst", "mcg", "mul1"};
@@ -229,7 +238,8 @@ static int settings_json(struct kd_buf *out, const struct kd_job *j, const char 
 }
 
 /* Whether dst's receipt was made with the very settings of this job. */
-static int same_settings(const struct kd_job *j, const char *source_json, bool *same, struct kd_err *err)
+static int same_settings(const struct kd_job *j, const char *source_json, bool *same,
+                         struct kd_err *err)
 {
     char path[4096];
     struct kd_buf now, a, b;
@@ -252,14 +262,16 @@ static int same_settings(const struct kd_job *j, const char *source_json, bool *
     return rc ? -1 : 0;
 }
 
-/* A model is there. A run killed after its last file leaves the work folder, and one of several rates
- * may be finished before the others: a resume with the same settings then has nothing left to do. */
+/* A model is there. A run killed after its last file leaves the work folder, and one of several
+ * rates may be finished before the others: a resume with the same settings then has nothing left to
+ * do. */
 static int take_finished(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
 {
     struct kd_err ignored;
     bool same = false;
     if (!resume || same_settings(j, source_json, &same, &ignored) || !same)
-        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", j->dst);
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
+                       j->dst);
     j->finished = true;
     return 0;
 }
@@ -276,15 +288,18 @@ static int take_settings(struct kd_job *j, const char *source_json, bool resume,
     if (!rc && kd_file_exists(path)) {
         rc = kd_file_read(&old, path, 1 << 26, err);
         if (!rc && !resume)
-            rc = kd_fail(err, KD_EUSAGE,
-                         "'%s' holds an unfinished conversion: add --resume to go on with it, or remove "
-                         "the folder",
-                         j->dst);
-        else if (!rc && (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes)))
-            rc = kd_fail(err, KD_EUSAGE,
-                         "'%s' was begun with other settings or another source (compare %s): use the "
-                         "same ones, or remove the folder",
-                         j->dst, path);
+            rc = kd_fail(
+                err, KD_EUSAGE,
+                "'%s' holds an unfinished conversion: add --resume to go on with it, or remove "
+                "the folder",
+                j->dst);
+        else if (!rc &&
+                 (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes)))
+            rc = kd_fail(
+                err, KD_EUSAGE,
+                "'%s' was begun with other settings or another source (compare %s): use the "
+                "same ones, or remove the folder",
+                j->dst, path);
     } else if (!rc) {
         rc = kd_file_write(path, now.data, now.size_bytes, err);
     }
@@ -358,7 +373,8 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     j->T = text->rows * text->cols;
     j->block_T = kd_job_block_tokens(text);
     /* Recipe auto holds the last eighth of the rows back from the experts' Hessians. */
-    j->T_hess = set->recipe == KD_RECIPE_AUTO ? (text->rows - (text->rows + 7) / 8) * text->cols : j->T;
+    j->T_hess =
+        set->recipe == KD_RECIPE_AUTO ? (text->rows - (text->rows + 7) / 8) * text->cols : j->T;
     if (j->T_hess < 1)
         return kd_fail(err, KD_EUSAGE, "recipe auto needs at least two calibration rows");
     if (!*dst)
@@ -432,7 +448,8 @@ int64_t kd_job_disk_bytes(const struct kd_job *j)
     char path[4096];
     /* What a resume finds is not needed again. */
     for (int64_t l = 0; l <= j->cfg.layers && streams > 0; l++)
-        if (!kd_job_path(j, path, sizeof path, NULL, "stream.%03lld", (long long)l) && kd_file_exists(path))
+        if (!kd_job_path(j, path, sizeof path, NULL, "stream.%03lld", (long long)l) &&
+            kd_file_exists(path))
             streams -= kd_job_stream_bytes(j);
     if (streams < 0)
         streams = 0;

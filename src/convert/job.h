@@ -1,15 +1,15 @@
-/* One conversion: its settings, its work folder and the residual streams carried from layer to layer.
+/* One conversion: its settings, its work folder and the residual streams carried from layer to
+ * layer.
  *
  * Work folder DST/.work:
  *   settings.json          what decides the bytes; a resume with other settings is refused
- *   stream.LLL             residual stream before layer LLL, all calibration tokens, and a hash of them;
- *                          those of block starts are the banks
- *   LLL/NAME.unit          finished units of the layer at hand
- *   figures.SSSSS          figures of the quantized tensors of a sealed shard
- *   scratch.NAME           what only the layer at hand needs; made anew by a resume
+ *   stream.LLL             residual stream before layer LLL, all calibration tokens, and a hash of
+ * them; those of block starts are the banks LLL/NAME.unit          finished units of the layer at
+ * hand figures.SSSSS          figures of the quantized tensors of a sealed shard scratch.NAME what
+ * only the layer at hand needs; made anew by a resume
  *
- * A layer is done when its shard has its final name. Kill it anywhere: what has a final name is whole,
- * everything else is made again, and the output does not show it. */
+ * A layer is done when its shard has its final name. Kill it anywhere: what has a final name is
+ * whole, everything else is made again, and the output does not show it. */
 #ifndef KD_CONVERT_JOB_H
 #define KD_CONVERT_JOB_H
 
@@ -25,9 +25,9 @@ struct kd_convert_settings {
     enum kd_recipe_name recipe;
     bool weight_routed;
     uint64_t seed;
-    float eps_latent;   /* 0: default */
-    float damping;      /* < 0: the recipe's */
-    bool stream_bf16;   /* precision of the carried streams; part of the recipe */
+    float eps_latent; /* 0: default */
+    float damping;    /* < 0: the recipe's */
+    bool stream_bf16; /* precision of the carried streams; part of the recipe */
 };
 
 struct kd_job {
@@ -40,9 +40,9 @@ struct kd_job {
     struct kd_rates rates;
     char dst[2048], work[2048 + 16];
     int lock;
-    uint64_t digest;      /* of the settings */
-    int64_t T, block_T;   /* calibration tokens; tokens a block (whole rows) */
-    int64_t T_hess;       /* tokens the experts' Hessians see (recipe auto holds some back) */
+    uint64_t digest;         /* of the settings */
+    int64_t T, block_T;      /* calibration tokens; tokens a block (whole rows) */
+    int64_t T_hess;          /* tokens the experts' Hessians see (recipe auto holds some back) */
     struct kd_store *source; /* experts of the source */
     /* window of the stream: one block */
     struct kd_k3_stream win;
@@ -51,15 +51,16 @@ struct kd_job {
     struct kd_unit_figures *figures; /* of the layer being sealed, one per tensor of the shard */
     bool (*stopped)(void);
     int64_t tiles_total, tiles_done;
-    bool finished;        /* all of it was there when it was opened; nothing is left to do */
-    bool swept;           /* finished, and its work folder was still there */
+    bool finished; /* all of it was there when it was opened; nothing is left to do */
+    bool swept;    /* finished, and its work folder was still there */
     bool stream_known[KD_K3_LAYERS_MAX + 1]; /* made or checked by this process */
 };
 
 /* Tokens of one block: whole rows, about 2,048 tokens. Part of the recipe. */
 int64_t kd_job_block_tokens(const struct kd_corpus *text);
-/* Takes the lock, checks or writes the settings, plans rates. `resume`: an unfinished conversion may
- * be there, or a finished one of the same settings (job.finished). source_json: the "source" and "calibration" part of the settings. */
+/* Takes the lock, checks or writes the settings, plans rates. `resume`: an unfinished conversion
+ * may be there, or a finished one of the same settings (job.finished). source_json: the "source"
+ * and "calibration" part of the settings. */
 int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
                 const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
@@ -80,25 +81,28 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
                        bool (*stopped)(void), struct kd_err *err) KD_MUST;
 
 /* Used among this folder's files. */
-int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt, ...)
-    __attribute__((format(printf, 5, 6))) KD_MUST;
+int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
+                ...) __attribute__((format(printf, 5, 6))) KD_MUST;
 bool kd_job_shard_done(const struct kd_job *j, int32_t shard);
 int64_t kd_job_blocks(const struct kd_job *j);
 /* Tokens [first, first + T) of block b. */
 void kd_job_block(const struct kd_job *j, int64_t b, int64_t *first, int64_t *T);
 /* KD_ECANCEL when a stop is wished. */
 int kd_job_stop_check(const struct kd_job *j, struct kd_err *err) KD_MUST;
-/* An error when one of the n activations is not finite: a weight that is NaN or infinite shows here, also
- * where it is in a tensor that stays as stored. `what` names them. */
+/* An error when one of the n activations is not finite: a weight that is NaN or infinite shows
+ * here, also where it is in a tensor that stays as stored. `what` names them. */
 int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err) KD_MUST;
 /* Rows of a stream file, fp32 in memory, the settings' precision on disk. */
 int64_t kd_job_stream_bytes(const struct kd_job *j);
-void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T, float *out);
-void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T, const float *in);
+void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T,
+                     float *out);
+void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T,
+                     const float *in);
 /* An old stream is held against its hash once. A made one gets its hash and name by _commit. */
 int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwmap *m,
                        struct kd_err *err) KD_MUST;
-int kd_job_stream_commit(struct kd_job *j, int64_t layer, struct kd_rwmap *m, struct kd_err *err) KD_MUST;
+int kd_job_stream_commit(struct kd_job *j, int64_t layer, struct kd_rwmap *m,
+                         struct kd_err *err) KD_MUST;
 /* Writes a shard from units and stored tensors, with its figures; then units go. */
 int kd_job_seal(struct kd_job *j, int32_t shard, struct kd_err *err) KD_MUST;
 int kd_job_unit_path(const struct kd_job *j, const struct kd_out_tensor *t, char *out, size_t size,

@@ -17,7 +17,8 @@ static int64_t tiles_of(const struct kd_out_tensor *t)
     return kd_exl3_pad(t->rows) / 16 * (kd_exl3_pad(t->cols) / 16);
 }
 
-const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer, const char *suffix)
+const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer,
+                                            const char *suffix)
 {
     size_t m = strlen(suffix);
     for (int64_t i = j->rates.shard_first[layer]; i < j->rates.shard_first[layer + 1]; i++) {
@@ -29,24 +30,29 @@ const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t laye
     return NULL;
 }
 
-/* Signs of tensors that share an input are drawn from the input's name, the others from their own. */
+/* Signs of tensors that share an input are drawn from the input's name, the others from their own.
+ */
 static uint64_t seed_of(const struct kd_job *j, const char *name)
 {
     return kd_rand_fork(j->set.seed, kd_fnv64(name));
 }
 
-struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_tensor *t, const char *input)
+struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_tensor *t,
+                                   const char *input)
 {
     char name[96];
     snprintf(name, sizeof name, "%d.%s", t->layer, input);
-    return (struct kd_quant_spec){.rate = kd_rate_from16(t->rate16), .cb = j->rates.wish.cb,
-                                  .recipe = j->recipe, .seed = seed_of(j, t->key),
+    return (struct kd_quant_spec){.rate = kd_rate_from16(t->rate16),
+                                  .cb = j->rates.wish.cb,
+                                  .recipe = j->recipe,
+                                  .seed = seed_of(j, t->key),
                                   .input_seed = seed_of(j, name)};
 }
 
 /* Quantizes a trunk linear unless its unit is there already; leaves it mapped in `unit`. */
 int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_out_tensor *t,
-                    const char *input, const struct kd_hess *h, struct kd_mat *mat, struct kd_err *err)
+                    const char *input, const struct kd_hess *h, struct kd_mat *mat,
+                    struct kd_err *err)
 {
     char path[4096];
     struct kd_unit *unit = &w->trunk[w->trunk_count];
@@ -91,8 +97,8 @@ static bool units_there(const struct kd_job *j, int64_t layer, const struct grou
 }
 
 /* One stage: rows(w, block) computes the block's inputs of the group [T][k]; they make the Hessian,
- * unless every unit of the group is there already. `always` runs the rows all the same (a stage that
- * leaves something behind). */
+ * unless every unit of the group is there already. `always` runs the rows all the same (a stage
+ * that leaves something behind). */
 static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *g, int count,
                  const char *input, int64_t k, bool always, kd_layer_rows *rows, struct kd_err *err)
 {
@@ -144,15 +150,15 @@ void kd_layer_window(const struct kd_job *j, struct kd_layer_work *w, const stru
         kd_job_rows_get(j, &w->bank[b], first, T, s->bank + b * s->bank_rows * s->hidden);
 }
 
-static int rows_attn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
-                        struct kd_err *err)
+static int rows_attn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                        float *x, struct kd_err *err)
 {
     kd_layer_window(j, w, &w->p, w->banks_before, true, first, T);
     return kd_k3_attn_in(j->run, &j->cfg, &w->L, &w->win, x, err);
 }
 
-static int rows_q_latent(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *cq,
-                         struct kd_err *err)
+static int rows_q_latent(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                         float *cq, struct kd_err *err)
 {
     float *x;
     if (kd_mem_new(&x, T * j->cfg.hidden, sizeof *x, "attention inputs", err))
@@ -165,8 +171,8 @@ static int rows_q_latent(struct kd_job *j, struct kd_layer_work *w, int64_t firs
 }
 
 /* Each row of the block is a sequence of its own, from position 0. */
-static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *y,
-                          struct kd_err *err)
+static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                          float *y, struct kd_err *err)
 {
     float *x;
     int64_t cols = j->text->cols, rows = T / cols, made = 0;
@@ -189,7 +195,8 @@ static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t fir
     return rc;
 }
 
-int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int64_t bytes, struct kd_err *err)
+int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int64_t bytes,
+                     struct kd_err *err)
 {
     char path[4096];
     if (kd_job_path(j, path, sizeof path, err, "scratch.%s", name))
@@ -200,8 +207,10 @@ int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int
 static int attention(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
 {
     struct kd_k3_layer *L = &w->L;
-    struct group kda[] = {{"self_attn.q_proj", &L->q}, {"self_attn.k_proj", &L->k},
-                          {"self_attn.v_proj", &L->v}, {"self_attn.g_proj", &L->g}};
+    struct group kda[] = {{"self_attn.q_proj", &L->q},
+                          {"self_attn.k_proj", &L->k},
+                          {"self_attn.v_proj", &L->v},
+                          {"self_attn.g_proj", &L->g}};
     struct group mla[] = {{"self_attn.q_a_proj", &L->q_a}, {"self_attn.g_proj", &L->g}};
     struct group q_b[] = {{"self_attn.q_b_proj", &L->q_b}}, o[] = {{"self_attn.o_proj", &L->o}};
     w->y_width = L->mla ? j->cfg.heads * j->cfg.v_dim : j->cfg.kda_heads * j->cfg.kda_dim;
@@ -218,8 +227,8 @@ static int attention(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
 }
 
 /* p after the attention goes to `mid`; the rows are the FFN's normed inputs. */
-static int rows_ffn_in_first(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
-                             struct kd_err *err)
+static int rows_ffn_in_first(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                             float *x, struct kd_err *err)
 {
     float *a;
     if (kd_mem_new(&a, T * j->cfg.hidden, sizeof *a, "attention output", err))
@@ -313,8 +322,8 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
     return rc ? -1 : 0;
 }
 
-static int rows_latent_normed(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
-                              struct kd_err *err)
+static int rows_latent_normed(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                              float *x, struct kd_err *err)
 {
     (void)err;
     kd_k3_latent_norm(j->run, &j->cfg, &w->L,
@@ -330,7 +339,8 @@ static int work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer, s
     if (kd_k3_layer_load(&w->L, &j->cfg, j->ck, layer, NULL, err) ||
         kd_job_stream_open(j, layer, false, &w->p, err))
         return -1;
-    /* A bank is the prefix before its block's first layer; at a block start the newest is p itself. */
+    /* A bank is the prefix before its block's first layer; at a block start the newest is p itself.
+     */
     for (int64_t b = 0; b < w->banks_after; b++)
         if (kd_job_stream_open(j, b * j->cfg.block, false, &w->bank[b], err))
             return -1;
@@ -362,7 +372,8 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
     if (kd_k3_banks(&j->cfg) > KD_LAYER_BANKS_MAX)
         return kd_fail(err, KD_ENOTSUP, "%lld attention-residual blocks are more than %d",
                        (long long)kd_k3_banks(&j->cfg), KD_LAYER_BANKS_MAX);
-    int rc = kd_job_path(j, dir, sizeof dir, err, "%03lld", (long long)layer) || kd_dir_make(dir, err);
+    int rc =
+        kd_job_path(j, dir, sizeof dir, err, "%03lld", (long long)layer) || kd_dir_make(dir, err);
     if (!rc)
         rc = work_open(j, &w, layer, err);
     else

@@ -48,9 +48,11 @@ int kd_job_start(struct kd_job *j, struct kd_err *err)
     return rc ? -1 : 0;
 }
 
-/* Writes one tensor of a shard; `unit` is the one opened last (an expert's three tensors share it). */
+/* Writes one tensor of a shard; `unit` is the one opened last (an expert's three tensors share it).
+ */
 static int put_tensor(struct kd_job *j, struct kd_st_writer *w, const struct kd_out_tensor *t,
-                      struct kd_unit *unit, char *unit_path, struct kd_unit_figures *figures, struct kd_err *err)
+                      struct kd_unit *unit, char *unit_path, struct kd_unit_figures *figures,
+                      struct kd_err *err)
 {
     char path[4096];
     if (!t->quantized) {
@@ -72,7 +74,8 @@ static int put_tensor(struct kd_job *j, struct kd_st_writer *w, const struct kd_
     struct kd_exl3_tensor x = kd_unit_tensor(unit, i);
     if (i >= unit->count || x.k != kd_exl3_pad(t->cols) || x.n != kd_exl3_pad(t->rows) ||
         kd_rate_to16(x.rate) != t->rate16)
-        return kd_fail(err, KD_ECORRUPT, "'%s' is not the planned tensor; remove it and resume", path);
+        return kd_fail(err, KD_ECORRUPT, "'%s' is not the planned tensor; remove it and resume",
+                       path);
     *figures = unit->figures[i];
     if (unit->info.few_rows)
         figures->fallback |= 2;
@@ -130,7 +133,8 @@ int kd_job_seal(struct kd_job *j, int32_t shard, struct kd_err *err)
 }
 
 /* The last stream's normed rows: input of lm_head. */
-static int head_hessian(struct kd_job *j, struct kd_k3_ends *ends, struct kd_hess *h, struct kd_err *err)
+static int head_hessian(struct kd_job *j, struct kd_k3_ends *ends, struct kd_hess *h,
+                        struct kd_err *err)
 {
     struct kd_layer_work w;
     float *x = NULL;
