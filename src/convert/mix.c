@@ -245,27 +245,178 @@ static int merge(struct kd_json *out, const char *key, const struct kd_json *a,
     return kd_json_set(out, key, both) ? kd_fail(err, KD_ENOMEM, "combining two models") : 0;
 }
 
-static int write_documents(const struct kd_mix *m, const char *a, const char *b, const char *dst,
-                           struct kd_err *err)
+/* What the mixed model's storage says of the whole: bytes of all tensors, average bits without the
+ * head (weighted as convert does), and whether any rate is masked. */
+struct facts {
+    int64_t total_bytes;
+    double bits, weights;
+    bool masked;
+};
+
+static void facts_of(const struct kd_json *storage, struct facts *f)
 {
-    struct kd_json *xa = NULL, *xb = NULL;
-    int rc = load(&xa, a, "model.safetensors.index.json", err) ||
-             load(&xb, b, "model.safetensors.index.json", err) ||
-             merge(xa, "weight_map", xa, xb, m, false, err) ||
+    void *iter = NULL, *inner;
+    const char *key, *part;
+    struct kd_json *entry, *stored;
+    memset(f, 0, sizeof *f);
+    while (kd_json_next(storage, &iter, &key, &entry)) {
+        const char *format = kd_json_text(kd_json_get(entry, "quant_format"), NULL);
+        double weights = 0;
+        for (inner = NULL;
+             kd_json_next(kd_json_get(entry, "stored_tensors"), &inner, &part, &stored);) {
+            const struct kd_json *shape = kd_json_get(stored, "shape");
+            f->total_bytes += kd_json_int_value(kd_json_get(stored, "n_bytes"));
+            if (format && kd_json_count(shape) == 3) /* the codes: tiles of 256 weights */
+                weights = 256.0 * kd_json_num_value(kd_json_at(shape, 0)) *
+                          kd_json_num_value(kd_json_at(shape, 1));
+        }
+        f->masked |= format && !strcmp(format, "exl3-masked");
+        if (!strstr(key, "layers."))
+            continue;
+        f->bits += weights * kd_json_num_value(kd_json_get(entry, "bits_per_weight"));
+        f->weights += weights;
+    }
+}
+
+/* Both config files' block, as convert writes it, with the facts of this model. */
+static int set_facts(struct kd_json *block, const struct facts *f, struct kd_err *err)
+{
+    static const char *const keys[] = {"quant_method", "bits"};
+    struct kd_json *v = NULL;
+    struct kd_buf text;
+    double bits = f->weights > 0 ? f->bits / f->weights : 0;
+    kd_buf_init(&text, 4096);
+    struct kd_jw w = {.out = &text};
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_str(&w, keys[0], f->masked ? "exl3-masked" : "exl3");
+    kd_jw_num(&w, keys[1], (double)(int64_t)(bits * 100 + 0.5) / 100);
+    kd_jw_close(&w, '}');
+    int rc =
+        kd_buf_ok(&text, "mix", err) || kd_json_parse(&v, text.data, text.size_bytes, "mix", err);
+    for (int i = 0; !rc && i < 2; i++)
+        if (kd_json_set_copy(block, keys[i], kd_json_get(v, keys[i])))
+            rc = kd_fail(err, KD_ENOMEM, "combining two models");
+    kd_json_free(v);
+    kd_buf_release(&text);
+    return rc ? -1 : 0;
+}
+
+static int set_int(struct kd_json *obj, const char *key, int64_t value, struct kd_err *err)
+{
+    struct kd_json *v = NULL;
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    if (kd_json_parse(&v, text, strlen(text), key, err))
+        return -1;
+    return kd_json_set(obj, key, v) ? kd_fail(err, KD_ENOMEM, "combining two models") : 0;
+}
+
+static int load_both(struct kd_json **xa, struct kd_json **xb, const char *a, const char *b,
+                     const char *name, struct kd_err *err)
+{
+    *xa = *xb = NULL;
+    return load(xa, a, name, err) || load(xb, b, name, err) ? -1 : 0;
+}
+
+static int write_storage(const struct kd_mix *m, const char *a, const char *b, const char *dst,
+                         struct facts *f, struct kd_err *err)
+{
+    struct kd_json *xa, *xb;
+    int rc = load_both(&xa, &xb, a, b, "quantization_config.json", err) ||
+             merge(xa, "tensor_storage", xa, xb, m, true, err);
+    if (!rc) {
+        facts_of(kd_json_get(xa, "tensor_storage"), f);
+        rc = set_facts(xa, f, err) || put_json(dst, "quantization_config.json", xa, err);
+    }
+    kd_json_free(xa);
+    kd_json_free(xb);
+    return rc ? -1 : 0;
+}
+
+static int write_index(const struct kd_mix *m, const char *a, const char *b, const char *dst,
+                       const struct facts *f, struct kd_err *err)
+{
+    struct kd_json *xa, *xb;
+    int rc = load_both(&xa, &xb, a, b, "model.safetensors.index.json", err) ||
+             merge(xa, "weight_map", xa, xb, m, false, err);
+    struct kd_json *meta = rc ? NULL : kd_json_get(xa, "metadata");
+    if (!rc)
+        rc = (meta && set_int(meta, "total_size", f->total_bytes, err)) ||
              put_json(dst, "model.safetensors.index.json", xa, err);
     kd_json_free(xa);
     kd_json_free(xb);
-    xa = xb = NULL;
-    if (!rc)
-        rc = load(&xa, a, "quantization_config.json", err) ||
-             load(&xb, b, "quantization_config.json", err) ||
-             merge(xa, "tensor_storage", xa, xb, m, true, err) ||
-             put_json(dst, "quantization_config.json", xa, err);
-    kd_json_free(xa);
-    kd_json_free(xb);
-    xa = xb = NULL;
+    return rc ? -1 : 0;
+}
+
+static int write_config(const char *a, const char *dst, const struct facts *f, struct kd_err *err)
+{
+    struct kd_json *config = NULL;
+    if (load(&config, a, "config.json", err))
+        return -1;
+    struct kd_json *block = kd_json_get(config, "quantization_config");
+    int rc = block ? set_facts(block, f, err)
+                   : kd_fail(err, KD_ECORRUPT, "%s/config.json has no quantization_config", a);
+    rc = rc || put_json(dst, "config.json", config, err);
+    kd_json_free(config);
+    return rc ? -1 : 0;
+}
+
+/* The lists of tensors that fell back, each layer's from its own side. */
+static int merge_fallbacks(struct kd_json *ra, const struct kd_json *rb, const struct kd_mix *m,
+                           struct kd_err *err)
+{
+    const struct kd_json *side[2] = {kd_json_get(ra, "fallbacks"), kd_json_get(rb, "fallbacks")};
+    struct kd_json *list, *v = NULL;
+    void *iter = NULL;
+    const char *kind;
+    struct kd_buf text;
+    kd_buf_init(&text, RECEIPT_MAX);
+    struct kd_jw w = {.out = &text};
+    kd_jw_open(&w, NULL, '{');
+    while (kd_json_next(side[0], &iter, &kind, &list)) {
+        kd_jw_open(&w, kind, '[');
+        for (int s = 0; s < 2; s++) {
+            const struct kd_json *names = kd_json_get(side[s], kind);
+            for (size_t i = 0; i < kd_json_count(names); i++) {
+                const char *name = kd_json_text(kd_json_at(names, i), NULL);
+                const char *at = name ? strstr(name, "layers.") : NULL;
+                int64_t shard = at ? strtoll(at + 7, NULL, 10) : m->layers;
+                if (name && shard >= 0 && shard < m->shards && m->from_b[shard] == (s == 1))
+                    kd_jw_str(&w, NULL, name);
+            }
+        }
+        kd_jw_close(&w, ']');
+    }
+    kd_jw_close(&w, '}');
+    int rc = kd_buf_ok(&text, "fallbacks", err) ||
+             kd_json_parse(&v, text.data, text.size_bytes, "fallbacks", err);
+    if (!rc && kd_json_set(ra, "fallbacks", v))
+        rc = kd_fail(err, KD_ENOMEM, "combining two models");
+    kd_buf_release(&text);
+    return rc ? -1 : 0;
+}
+
+/* What loads both loads the mix; where only one side is loaded, its refusal is the mix's. */
+static int merge_loaders(struct kd_json *ra, const struct kd_json *rb, struct kd_err *err)
+{
+    struct kd_json *la = kd_json_get(ra, "loaders");
+    const struct kd_json *lb = kd_json_get(rb, "loaders");
+    static const char *const rules[] = {"any_exl3_with_a_k_per_expert",
+                                        "exllamav3_rule_one_k_per_projection"};
+    for (size_t i = 0; la && i < sizeof rules / sizeof *rules; i++) {
+        const char *other = kd_json_text(kd_json_get(lb, rules[i]), NULL);
+        if (other && !strncmp(other, "no", 2) &&
+            kd_json_set_copy(la, rules[i], kd_json_get(lb, rules[i])))
+            return kd_fail(err, KD_ENOMEM, "combining two models");
+    }
+    return 0;
+}
+
+static int write_receipt(const struct kd_mix *m, const char *a, const char *b, const char *dst,
+                         struct kd_err *err)
+{
+    struct kd_json *xa, *xb, *mix = NULL;
     struct kd_buf note;
-    struct kd_json *mix = NULL;
     kd_buf_init(&note, 1 << 20);
     struct kd_jw w = {.out = &note};
     kd_jw_open(&w, NULL, '{');
@@ -277,17 +428,13 @@ static int write_documents(const struct kd_mix *m, const char *a, const char *b,
     kd_jw_int(&w, "lower_bytes", m->a_bytes);
     kd_jw_int(&w, "higher_bytes", m->b_bytes);
     kd_jw_close(&w, '}');
-    if (!rc)
-        rc = load(&xa, a, "kondense.json", err) || load(&xb, b, "kondense.json", err) ||
+    int rc = load_both(&xa, &xb, a, b, "kondense.json", err) ||
              merge(xa, "tensors", xa, xb, m, true, err) ||
-             merge(xa, "files", xa, xb, m, false, err) ||
+             merge(xa, "files", xa, xb, m, false, err) || merge_fallbacks(xa, xb, m, err) ||
+             merge_loaders(xa, xb, err) ||
              kd_json_parse(&mix, note.data, note.size_bytes, "mix", err);
     if (!rc) {
-        struct kd_json *size = NULL;
-        char text[32];
-        snprintf(text, sizeof text, "%lld", (long long)m->bytes);
-        rc = kd_json_parse(&size, text, strlen(text), "size", err) ||
-             kd_json_set(xa, "total_bytes", size) || kd_json_set_copy(xa, "mix", mix);
+        rc = set_int(xa, "total_bytes", m->bytes, err) || kd_json_set_copy(xa, "mix", mix);
         kd_json_del(xa, "verdict");
         kd_json_del(xa, "bits");
         rc = rc || put_json(dst, "kondense.json", xa, err);
@@ -321,16 +468,9 @@ int kd_mix_write(const struct kd_mix *m, const char *a, const char *b, const cha
         if (!kd_path_join(path, sizeof path, a, others[i], err) && kd_file_exists(path) &&
             copy(a, dst, others[i], false, err))
             return -1;
-    /* Masked rates anywhere make the whole model masked: the config that says so is taken. */
-    struct kd_json *config = NULL;
-    if (load(&config, a, "config.json", err))
-        return -1;
-    const char *method =
-        kd_json_text(kd_json_get(kd_json_get(config, "quantization_config"), "quant_method"), NULL);
-    bool a_masked = method && !strcmp(method, "exl3-masked");
-    kd_json_free(config);
-    return write_documents(m, a, b, dst, err) ||
-                   copy(a_masked ? a : b, dst, "config.json", false, err)
+    struct facts f;
+    return write_storage(m, a, b, dst, &f, err) || write_index(m, a, b, dst, &f, err) ||
+                   write_receipt(m, a, b, dst, err) || write_config(a, dst, &f, err)
                ? -1
                : 0;
 }

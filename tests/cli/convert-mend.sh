@@ -83,4 +83,17 @@ fails 2 "not an empty folder" $mix "$work/mine" --size "$size" --source "$work/s
 test "$(cat "$work/mine/notes")" = keep
 fails 1 "nowhere" $mix "$work/mixed" --size "$size" --source "$work/src" --text "$work/nowhere"
 test ! -e "$work/mixed" && test ! -e "$work/mixed.mixing"
+
+# What a mix says of itself is true: masked if any rate is, its own bytes, its own average.
+"$KONDENSE" convert "$work/src" "$work/masked" $args --bpw 2.3 >/dev/null
+"$KONDENSE" mix "$work/whole/2" "$work/masked" "$work/mixed" --size 764500 --source "$work/src" --text "$text" \
+    --rows 1 --cols 32 --keep >"$work/out" 2>&1 || test $? -eq 3
+grep -q "1 of 3 layers" "$work/out" || { cat "$work/out"; exit 1; }
+"$KONDENSE" inspect "$work/mixed" >"$work/out"
+grep -q "not agree" "$work/out" && { cat "$work/out"; exit 1; }
+for f in config quantization_config; do
+    grep -q '"quant_method": *"exl3-masked"' "$work/mixed/$f.json" || { echo "$f.json hides a masked rate"; exit 1; }
+    grep -q '"bits": *3.7,' "$work/mixed/$f.json" || { grep '"bits"' "$work/mixed/$f.json"; exit 1; }
+done
+grep -q '"exllamav3_rule_one_k_per_projection": *"no' "$work/mixed/kondense.json"
 echo "nothing lost, nothing touched"
