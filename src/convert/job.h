@@ -66,8 +66,6 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
                 bool resume, struct kd_err *err) KD_MUST;
 void kd_job_close(struct kd_job *j);
-/* Runs what is left, from the embedding to config.json. */
-int kd_job_finish(struct kd_job *j, struct kd_err *err) KD_MUST;
 /* One layer; kd_job_ends runs head and globals, writes the small files and the receipt. */
 int kd_job_start(struct kd_job *j, struct kd_err *err) KD_MUST; /* the embedding */
 int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;

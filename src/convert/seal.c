@@ -1,7 +1,6 @@
 /* Start and end of a conversion: the embedding, sealing a shard, the head. */
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/progress.h"
 #include "convert/layer_work.h"
 
 #include <stdio.h>
@@ -201,16 +200,4 @@ int kd_job_ends(struct kd_job *j, struct kd_err *err)
     if (kd_job_write_small(j, err))
         return -1;
     return kd_dir_remove(j->work, err);
-}
-
-int kd_job_finish(struct kd_job *j, struct kd_err *err)
-{
-    kd_progress_begin("convert", "tiles", j->tiles_total, j->tiles_done);
-    int rc = kd_job_start(j, err);
-    for (int64_t l = 0; !rc && l < j->cfg.layers; l++)
-        rc = kd_job_layer(j, l, err);
-    if (!rc)
-        rc = kd_job_ends(j, err);
-    kd_progress_end();
-    return rc;
 }
