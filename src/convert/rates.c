@@ -198,7 +198,8 @@ static int make_key(struct kd_out_tensor *t, char **at)
 /* Expert rates so that they sum to `steps` sixteenths: neighbours spread evenly in plan order. */
 static void spread(struct kd_rates *r, int64_t steps)
 {
-    int64_t n = r->expert_tensors, base = n ? steps / n : 0, extra = n ? steps % n : 0, i = 0;
+    int64_t n = r->expert_tensors > 0 ? r->expert_tensors : 1, base = steps / n, extra = steps % n,
+            i = 0;
     for (int64_t k = 0; k < r->count; k++) {
         struct kd_out_tensor *t = &r->t[k];
         if (t->expert < 0 || !t->quantized)
