@@ -65,6 +65,16 @@ static int chosen(const char *choices, const char *value)
     return 0;
 }
 
+static int add_to_list(struct kd_opt_list *list, const char *value, struct kd_err *err)
+{
+    if (list->environment)
+        *list = (struct kd_opt_list){.count = 0};
+    if (list->count == KD_OPT_LIST_MAX)
+        return kd_fail(err, KD_EUSAGE, "given more than %d times", KD_OPT_LIST_MAX);
+    list->v[list->count++] = value;
+    return 0;
+}
+
 static int set(const struct kd_opt *o, const char *value, struct kd_err *err)
 {
     double num = 0;
@@ -88,6 +98,8 @@ static int set(const struct kd_opt *o, const char *value, struct kd_err *err)
         return 0;
     case KD_OPT_SIZE:
         return kd_parse_size(value, o->out, err);
+    case KD_OPT_LIST:
+        return add_to_list(o->out, value, err);
     }
     return 0;
 }
@@ -103,6 +115,8 @@ static int from_environment(const struct kd_cmd *cmd, struct kd_err *err)
         const char *value = getenv(name);
         if (value && *value && set(o, value, err))
             return kd_wrap(err, "environment variable %s", name);
+        if (value && *value && o->type == KD_OPT_LIST)
+            ((struct kd_opt_list *)o->out)->environment = true;
     }
     return 0;
 }
@@ -141,7 +155,7 @@ int kd_opt_parse(const struct kd_cmd *cmd, int argc, const char **argv, const ch
         bad = set(o, value ? value : "1", err);
         if (bad)
             kd_wrap(err, "--%s", o->name);
-        if (o->type != KD_OPT_STR || bad)
+        if ((o->type != KD_OPT_STR && o->type != KD_OPT_LIST) || bad)
             free(value);
     }
     if (!bad && rc < -1)

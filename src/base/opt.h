@@ -25,7 +25,16 @@ enum kd_opt_type {
     KD_OPT_INT,  /* int64_t *, min..max */
     KD_OPT_NUM,  /* double *, num_min..num_max (when num_max > num_min) */
     KD_OPT_STR,  /* const char **; `choices` "a|b|c" limits it; may be given once */
-    KD_OPT_SIZE  /* int64_t *, bytes: 1.5G, 700M, 4096 */
+    KD_OPT_SIZE, /* int64_t *, bytes: 1.5G, 700M, 4096 */
+    KD_OPT_LIST  /* struct kd_opt_list *: as KD_OPT_STR, each time it is given adds one; one from
+                    the environment counts only when the command line has none */
+};
+
+enum { KD_OPT_LIST_MAX = 16 };
+struct kd_opt_list {
+    const char *v[KD_OPT_LIST_MAX];
+    int count;
+    bool environment; /* v[0] came from there */
 };
 
 struct kd_opt {

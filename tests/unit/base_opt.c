@@ -14,6 +14,7 @@ static struct {
     int64_t layers, size;
     double temp;
     const char *recipe, *text;
+    struct kd_opt_list each;
 } o;
 
 static const struct kd_opt opts[] = {
@@ -23,6 +24,7 @@ static const struct kd_opt opts[] = {
     {"recipe", 0, KD_OPT_STR, &o.recipe, "NAME", "which", .choices = "plain|default"},
     {"text-file", 0, KD_OPT_STR, &o.text, "FILE", "text"},
     {"size", 0, KD_OPT_SIZE, &o.size, "S", "size_"},
+    {"each", 'e', KD_OPT_LIST, &o.each, "X", "may come again"},
     {0}};
 
 static int nothing(int argc, const char **argv, struct kd_err *err)
@@ -88,6 +90,29 @@ static void takes(void **state)
     assert_int_equal(parse("--", "--layers", NULL, NULL), 0);
     assert_string_equal(args[0], "--layers");
     drop_args();
+}
+
+static void lists(void **state)
+{
+    (void)state;
+    assert_int_equal(parse("-e", "one", "--each=two", "src"), 0);
+    assert_int_equal(o.each.count, 2);
+    assert_string_equal(o.each.v[0], "one");
+    assert_string_equal(o.each.v[1], "two");
+    drop_args();
+    for (int i = 0; i < o.each.count; i++)
+        free((void *)(uintptr_t)o.each.v[i]);
+    setenv("KONDENSE_EACH", "other", 1);
+    assert_int_equal(parse("src", NULL, NULL, NULL), 0);
+    assert_int_equal(o.each.count, 1);
+    assert_string_equal(o.each.v[0], "other");
+    drop_args();
+    assert_int_equal(parse("--each", "mine", "src", NULL), 0);
+    assert_int_equal(o.each.count, 1);
+    assert_string_equal(o.each.v[0], "mine");
+    free((void *)(uintptr_t)o.each.v[0]);
+    drop_args();
+    unsetenv("KONDENSE_EACH");
 }
 
 static void refuse(const char *a, const char *b, const char *c, const char *d, const char *reason)
@@ -192,8 +217,8 @@ static void help_and_man(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes), cmocka_unit_test(refuses),      cmocka_unit_test(environment),
-        cmocka_unit_test(sizes), cmocka_unit_test(help_and_man),
+        cmocka_unit_test(takes),       cmocka_unit_test(lists), cmocka_unit_test(refuses),
+        cmocka_unit_test(environment), cmocka_unit_test(sizes), cmocka_unit_test(help_and_man),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
