@@ -17,6 +17,15 @@ double kd_clock_cpu_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+double kd_clock_thread_s(pthread_t thread)
+{
+    struct timespec t;
+    clockid_t id;
+    if (pthread_getcpuclockid(thread, &id) || clock_gettime(id, &t))
+        return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 void kd_clock_stamp(char *out, size_t size)
 {
     time_t now = time(NULL);

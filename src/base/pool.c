@@ -1,5 +1,6 @@
 #include "base/pool.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <pthread.h>
@@ -126,6 +127,14 @@ void kd_pool_close(struct kd_pool *p)
 int kd_pool_threads(const struct kd_pool *p)
 {
     return p ? p->thread_count + 1 : 1;
+}
+
+double kd_pool_cpu_s(const struct kd_pool *p)
+{
+    double sum = 0;
+    for (int i = 0; p && i < p->thread_count; i++)
+        sum += kd_clock_thread_s(p->threads[i]);
+    return sum;
 }
 
 void kd_pool_run(struct kd_pool *p, int64_t count, void (*fn)(void *ctx, int64_t i, int worker),

@@ -18,6 +18,8 @@ struct kd_pool;
 int kd_pool_open(struct kd_pool **pool, int threads, struct kd_err *err) KD_MUST;
 void kd_pool_close(struct kd_pool *pool);
 int kd_pool_threads(const struct kd_pool *pool);
+/* CPU time of its threads so far, in seconds, the callers' own not counted. */
+double kd_pool_cpu_s(const struct kd_pool *pool);
 /* Calls fn(ctx, i, worker) for each i in 0..count-1; worker is 0..threads-1 and no two calls run
  * with the same worker at one time (for scratch memory). Returns when all are done. */
 void kd_pool_run(struct kd_pool *pool, int64_t count, void (*fn)(void *ctx, int64_t i, int worker),

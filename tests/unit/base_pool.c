@@ -1,6 +1,8 @@
 /* base/pool: each item once, workers never shared, runs inside runs, many runs, bounds. */
 #include "base/pool.h"
 
+#include "base/clock.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,13 +110,38 @@ static void bounds(void **state)
     kd_pool_close(p);
 }
 
+static void burn(void *ctx, int64_t i, int worker)
+{
+    double until = kd_clock_cpu_s() + 0.002;
+    (void)i;
+    while (kd_clock_cpu_s() < until)
+        ;
+    atomic_fetch_add((atomic_int *)ctx + worker, 1);
+}
+
+/* Helpers' time: some once they have worked, and no more than the process took. */
+static void cpu_time(void **state)
+{
+    (void)state;
+    struct kd_pool *p;
+    struct kd_err err;
+    atomic_int did[2] = {0};
+    double before = kd_clock_cpu_s();
+    assert_int_equal(kd_pool_open(&p, 2, &err), 0);
+    for (int i = 0; i < 200 && !did[1]; i++)
+        kd_pool_run(p, 10, burn, did);
+    assert_true(did[1] > 0);
+    double helpers = kd_pool_cpu_s(p), all = kd_clock_cpu_s() - before;
+    assert_true(helpers > 0.0005 && helpers <= all);
+    kd_pool_close(p);
+    assert_true(kd_pool_cpu_s(NULL) == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_once),
-        cmocka_unit_test(nested),
-        cmocka_unit_test(without_a_pool),
-        cmocka_unit_test(bounds),
+        cmocka_unit_test(each_once), cmocka_unit_test(nested),   cmocka_unit_test(without_a_pool),
+        cmocka_unit_test(bounds),    cmocka_unit_test(cpu_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
