@@ -1,4 +1,4 @@
-/* What the three benchmarks share: repeats and their spread, the machine, and where results go. */
+/* What the benchmarks share: repeats and their spread, the machine, and where results go. */
 #ifndef KD_CMD_BENCH_H
 #define KD_CMD_BENCH_H
 
@@ -19,7 +19,11 @@ struct kd_bench {
     const struct kd_run *run; /* all cores */
     struct kd_run one;        /* the same kernels, no pool */
     double seconds;           /* of one figure, all repeats together */
-    const char *model;        /* forward */
+    const char *model;        /* forward, serve */
+    const char *require;      /* serve: "toks=15,ttft=2", or NULL */
+    int64_t prompt;           /* serve: tokens of a long prompt */
+    int64_t passages;         /* of each of them */
+    const char *texts;        /* serve: files to draft on, comma separated, or NULL */
     const char *rate;         /* NULL: the benchmark's own list */
     int64_t tiles;            /* encode: tiles of the error */
     double ghz;
@@ -43,5 +47,7 @@ void kd_bench_cpu_name(char *out, size_t size);
 int kd_bench_encode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_decode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_forward(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+int kd_bench_serve(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* part of serve */
 
 #endif

@@ -5,11 +5,11 @@
 #include <string.h>
 
 static struct {
-    const char *model, *rate;
+    const char *model, *rate, *require, *texts;
     double seconds;
-    int64_t threads, tiles;
+    int64_t threads, tiles, prompt, passages;
     bool json;
-} o = {.seconds = 1, .tiles = 1024};
+} o = {.seconds = 1, .tiles = 1024, .prompt = 4000, .passages = 8};
 
 static const struct kd_opt opts[] = {
     {.name = "seconds",
@@ -17,7 +17,7 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_NUM,
      .out = &o.seconds,
      .arg = "S",
-     .help = "seconds for each figure, over five repeats; default 1",
+     .help = "seconds for each figure, over five repeats (serve: of each repeat); default 1",
      .num_min = 0.001,
      .num_max = 3600},
     {.name = "rate",
@@ -33,12 +33,36 @@ static const struct kd_opt opts[] = {
      .help = "encode: Gaussian tiles for the error; default 1024",
      .min = 4,
      .max = 1 << 20},
+    {.name = "passages",
+     .type = KD_OPT_INT,
+     .out = &o.passages,
+     .arg = "N",
+     .help = "serve: passages of each text; default 8",
+     .min = 1,
+     .max = 4096},
     {.name = "model",
      .letter = 'm',
      .type = KD_OPT_STR,
      .out = &o.model,
      .arg = "DIR",
-     .help = "forward: the model to run"},
+     .help = "forward, serve: the model to run"},
+    {.name = "require",
+     .type = KD_OPT_STR,
+     .out = &o.require,
+     .arg = "LIST",
+     .help = "serve: end with 3 unless these are met, as toks=15,ttft=2"},
+    {.name = "prompt",
+     .type = KD_OPT_INT,
+     .out = &o.prompt,
+     .arg = "N",
+     .help = "serve: tokens of the prompt for ttft and warm; default 4000",
+     .min = 128,
+     .max = 1 << 22},
+    {.name = "text",
+     .type = KD_OPT_STR,
+     .out = &o.texts,
+     .arg = "FILES",
+     .help = "serve: measure drafts on these texts too, comma separated"},
     {.name = "threads",
      .letter = 'T',
      .type = KD_OPT_INT,
@@ -56,25 +80,32 @@ static int run(int argc, const char **argv, struct kd_err *err)
     static const struct {
         const char *name;
         int (*run)(const struct kd_bench *b, struct kd_err *err);
-    } what[] = {
-        {"encode", kd_bench_encode}, {"decode", kd_bench_decode}, {"forward", kd_bench_forward}};
+    } what[] = {{"encode", kd_bench_encode},
+                {"decode", kd_bench_decode},
+                {"forward", kd_bench_forward},
+                {"serve", kd_bench_serve}};
     struct kd_buf out;
     struct kd_jw w = {.out = &out};
     struct kd_kern kern;
     struct kd_run with;
     size_t at = 0;
-    (void)argc;
     while (at < sizeof what / sizeof *what && strcmp(what[at].name, argv[0]) != 0)
         at++;
     if (at == sizeof what / sizeof *what)
-        return kd_fail(err, KD_EUSAGE, "'%s' is not a benchmark (encode, decode, forward)",
+        return kd_fail(err, KD_EUSAGE, "'%s' is not a benchmark (encode, decode, forward, serve)",
                        argv[0]);
+    if (argc > 1 && o.model)
+        return kd_fail(err, KD_EUSAGE, "two models: '%s' and --model %s", argv[1], o.model);
     if (kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
     struct kd_bench b = {.run = &with,
                          .one = {.kern = &kern},
                          .seconds = o.seconds,
-                         .model = o.model,
+                         .model = argc > 1 ? argv[1] : o.model,
+                         .require = o.require,
+                         .prompt = o.prompt,
+                         .passages = o.passages,
+                         .texts = o.texts,
                          .rate = o.rate,
                          .tiles = o.tiles,
                          .ghz = kd_bench_ghz(),
@@ -95,9 +126,12 @@ static int run(int argc, const char **argv, struct kd_err *err)
     kd_jw_close(&w, ']');
     kd_jw_close(&w, '}');
     kd_buf_char(&out, '\n');
-    if (!rc && o.json)
-        rc = kd_buf_ok(&out, "result", err) ||
-             fwrite(out.data, 1, out.size_bytes, stdout) != out.size_bytes;
+    if (o.json && (!rc || err->code == KD_EGATE)) {
+        struct kd_err late;
+        if (kd_buf_ok(&out, "result", &late) ||
+            fwrite(out.data, 1, out.size_bytes, stdout) != out.size_bytes)
+            rc = kd_fail(err, KD_EIO, "the result could not be written");
+    }
     kd_buf_release(&out);
     kd_cmd_run_close(&with);
     return rc ? -1 : 0;
@@ -105,16 +139,26 @@ static int run(int argc, const char **argv, struct kd_err *err)
 
 const struct kd_cmd kd_cmd_bench = {
     .name = "bench",
-    .summary = "measure encoding, decoding and the forward pass on this machine",
-    .args = "encode|decode|forward",
+    .summary = "measure encoding, decoding, the forward pass and the server on this machine",
+    .args = "encode|decode|forward|serve [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
-               "kondense bench forward --model k3-nano",
+               "kondense bench forward --model k3-nano\n"
+               "kondense bench serve model --require toks=15,ttft=2",
     .opts = opts,
     .args_min = 1,
-    .args_max = 1,
+    .args_max = 2,
     .run = run,
     .details =
         "Every figure is measured five times; the median, the lowest and the highest are "
         "given. Decoding streams its matrices from 256 MB of memory, and the rate of a plain "
-        "reader stands beside it as the limit of this machine in the same run.",
+        "reader stands beside it as the limit of this machine in the same run.\n\n"
+        "serve opens a server on a free port and is its client: a prompt of --prompt tokens, new "
+        "and "
+        "seen before (ttft, warm: seconds to the end of an answer of one token); one answer "
+        "(toks) and sixteen at once (batch), their ratio, and what share of their bound the "
+        "sixteen reach; and overhead, the CPU time outside the engine's threads over all but the "
+        "clients'. The bound is what the stored matrices allow: each is decoded once a step and "
+        "multiplied for each token, at the rates of both that are measured between the rounds on "
+        "the model's own matrices. --require takes these names with the least (for ttft, warm and "
+        "overhead the most) that is good enough.",
 };

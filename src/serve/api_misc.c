@@ -375,6 +375,8 @@ static void put_counters(struct kd_buf *out, const struct kd_api *api,
          (double)api->dropped_calls},
         {"kondense_steps_total", "Steps of the engine.", (double)m->steps},
         {"kondense_busy_seconds_total", "Time in the model.", m->busy_s},
+        {"kondense_engine_cpu_seconds_total", "CPU time of the engine's threads.", m->cpu_s},
+        {"process_cpu_seconds_total", "CPU time of the whole process.", kd_clock_cpu_s()},
         {0}};
     put_rows(out, KD_METRIC_COUNTER, rows);
     kd_metric_head(out, "kondense_finished_total", KD_METRIC_COUNTER, "Choices by end.");

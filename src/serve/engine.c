@@ -335,6 +335,7 @@ void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
     m->memory_planned_bytes = e->o.memory_bytes;
     m->memory_used_bytes = e->reserved;
     pthread_mutex_unlock(&e->lock);
+    m->cpu_s = kd_clock_thread_s(e->worker) + kd_pool_cpu_s(e->run.pool);
     m->cache_bytes = f.bytes;
     m->cache_entries = f.entries;
     m->cache_evicted = f.evicted;

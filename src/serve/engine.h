@@ -200,12 +200,12 @@ const struct kd_err *kd_request_error(const struct kd_request *r);
 struct kd_usage {
     int64_t prompt_tokens, cached_tokens; /* cached: of the prompt, from memory or disk */
     int64_t made_tokens;                  /* of all choices, also those not reported */
-    int64_t draft_tokens, draft_accepted;
-    double queued_s, first_token_s; /* since submit; first_token_s 0 before it */
-    double total_s;                 /* submit to the last choice's end, or now */
-    int64_t experts_used;           /* as the request ran: the model's number if not cut */
-    double expert_mass;             /* 0: off */
-    int64_t place;                  /* requests before it in the queue; 0 once it runs */
+    int64_t draft_tokens, draft_accepted, draft_steps; /* steps that had drafts */
+    double queued_s, first_token_s;                    /* since submit; first_token_s 0 before it */
+    double total_s;                                    /* submit to the last choice's end, or now */
+    int64_t experts_used; /* as the request ran: the model's number if not cut */
+    double expert_mass;   /* 0: off */
+    int64_t place;        /* requests before it in the queue; 0 once it runs */
     bool running;
 };
 void kd_request_usage(const struct kd_request *r, struct kd_usage *u);
@@ -234,8 +234,9 @@ struct kd_engine_metrics {
     int64_t steps;
     int64_t memory_planned_bytes, memory_used_bytes; /* of memory_bytes: budget, reserved now */
     double busy_s;                                   /* worker in the model */
-    double prefill_rate, decode_rate;                /* tokens/s, recent */
-    double draft_rate;                               /* accepted of drafted, recent */
+    double cpu_s;                     /* CPU time of the worker and the model's threads */
+    double prefill_rate, decode_rate; /* tokens/s, recent */
+    double draft_rate;                /* accepted of drafted, recent */
     struct kd_histogram first_token, per_token, queue_wait, step;
 };
 void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m);

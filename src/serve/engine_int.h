@@ -63,7 +63,7 @@ struct kd_choice {
     struct kd_held *held; /* tokens not published: the first `ready` may be */
     int64_t held_count, held_cap, ready;
     int64_t made;
-    int64_t new_made, new_drafted, new_accepted; /* since the last publishing */
+    int64_t new_made, new_drafted, new_accepted, new_draft_steps; /* since the last publishing */
     int32_t draft[KD_K3_DRAFT_MAX];
     int64_t draft_count;
     double accept;       /* how likely a drafted token is right, recent */

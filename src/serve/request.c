@@ -257,10 +257,11 @@ static void count_tokens(struct kd_choice *c, double now)
     r->usage.made_tokens += c->new_made;
     r->usage.draft_tokens += c->new_drafted;
     r->usage.draft_accepted += c->new_accepted;
+    r->usage.draft_steps += c->new_draft_steps;
     m->decode_tokens += c->new_made;
     m->draft_tokens += c->new_drafted;
     m->draft_accepted += c->new_accepted;
-    c->new_made = c->new_drafted = c->new_accepted = 0;
+    c->new_made = c->new_drafted = c->new_accepted = c->new_draft_steps = 0;
 }
 
 void kd_request_publish(struct kd_choice *c, double now)

@@ -220,6 +220,7 @@ static void settle_draft(struct kd_todo *t)
     kd_draft_result(c, accepted);
     c->new_drafted += c->draft_count;
     c->new_accepted += accepted;
+    c->new_draft_steps++;
     c->lane.fed -= t->count - (accepted + 1);
     c->draft_count = 0;
     if (c->stage != KD_STAGE_ENDED && kd_k3_seq_keep(c->lane.seq, accepted + 1, &err))

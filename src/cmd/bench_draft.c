@@ -1,0 +1,152 @@
+/* bench serve --text: what drafts from the text so far are worth, on texts of the user's choice.
+ * Each passage goes to an engine without drafts and to one with them, in turn; the answers must be
+ * the same, token for token. */
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "cmd/bench_serve.h"
+#include "cmd/cmd.h"
+#include "serve/engine.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PROMPT = 512, ANSWER = 192, TEXT_BYTES_MAX = 64 << 20 };
+
+struct draft {
+    const struct kd_bench *b;
+    struct kd_engine *engine[2]; /* without, with */
+    struct kd_ids text;
+};
+
+struct made {
+    struct kd_ids ids;
+    double seconds; /* from the first token to the last */
+    struct kd_usage usage;
+};
+
+static int make(struct kd_engine *e, const int32_t *prompt, double temperature, uint64_t seed,
+                struct made *out, struct kd_err *err)
+{
+    struct kd_request *r;
+    struct kd_refused refused;
+    struct kd_event ev[64];
+    struct kd_request_spec spec = {
+        .prompt = prompt,
+        .prompt_count = PROMPT,
+        .max_tokens = ANSWER,
+        .sampling = {.temperature = temperature, .top_p = 0.95, .seed = seed},
+        .ignore_eos = true};
+    int64_t n;
+    int rc = 0;
+    if (kd_engine_submit(e, &spec, &r, &refused, err))
+        return -1;
+    while (!rc && (n = kd_request_wait(r, ev, 64, 0.2)) >= 0) {
+        for (int64_t i = 0; i < n && !rc; i++)
+            rc = ev[i].id >= 0 ? kd_ids_add(&out->ids, ev[i].id, err) : 0;
+        if (!rc && kd_cmd_stop)
+            rc = kd_fail(err, KD_ECANCEL, "stopped");
+    }
+    if (!rc && kd_request_error(r)->code != KD_OK) {
+        *err = *kd_request_error(r);
+        rc = -1;
+    }
+    kd_request_usage(r, &out->usage);
+    kd_request_release(r);
+    out->seconds = out->usage.total_s - out->usage.first_token_s;
+    return rc;
+}
+
+static int compare(const struct made *a, const struct made *b, struct kd_err *err)
+{
+    if (a->ids.count == b->ids.count &&
+        !memcmp(a->ids.id, b->ids.id, (size_t)a->ids.count * sizeof *a->ids.id))
+        return 0;
+    return kd_fail(err, KD_EGATE, "answers with and without drafts differ");
+}
+
+/* All passages of the text at one temperature. */
+static int row(struct draft *d, const char *name, double temperature, struct kd_err *err)
+{
+    double seconds[2] = {0};
+    int64_t made = 0, drafted = 0, accepted = 0, steps = 0;
+    for (int64_t p = 0; p < d->b->passages; p++) {
+        const int32_t *prompt = d->text.id + (d->text.count - PROMPT) / d->b->passages * p;
+        struct made m[2] = {0};
+        int rc = make(d->engine[0], prompt, temperature, (uint64_t)p, &m[0], err) ||
+                 make(d->engine[1], prompt, temperature, (uint64_t)p, &m[1], err) ||
+                 compare(&m[0], &m[1], err);
+        for (int i = 0; i < 2; i++) {
+            seconds[i] += m[i].seconds;
+            kd_ids_release(&m[i].ids);
+        }
+        if (rc)
+            return -1;
+        made += m[1].usage.made_tokens - 1; /* the first one comes with the prompt */
+        drafted += m[1].usage.draft_tokens;
+        accepted += m[1].usage.draft_accepted;
+        steps += m[1].usage.draft_steps;
+    }
+    double plain = (double)made / seconds[0], with = (double)made / seconds[1];
+    double acceptance = drafted ? (double)accepted / (double)drafted : 0;
+    double depth = steps ? (double)drafted / (double)steps : 0;
+    double share = (double)steps / (double)(made - accepted);
+    kd_jw_open(d->b->w, NULL, '{');
+    kd_jw_str(d->b->w, "text", name);
+    kd_jw_num(d->b->w, "temperature", temperature);
+    kd_jw_num(d->b->w, "tokens_s", plain);
+    kd_jw_num(d->b->w, "tokens_s_drafts", with);
+    kd_jw_num(d->b->w, "acceptance", acceptance);
+    kd_jw_num(d->b->w, "depth", depth);
+    kd_jw_num(d->b->w, "steps_with_drafts", share);
+    kd_jw_close(d->b->w, '}');
+    if (d->b->screen)
+        printf("drafts on %-16s temperature %g: %7.1f tokens/s without, %7.1f with (%+.1f %%); "
+               "%4.1f %% accepted of %.2f at a time, in %4.1f %% of the steps\n",
+               name, temperature, plain, with, 100 * (with / plain - 1), 100 * acceptance, depth,
+               100 * share);
+    return 0;
+}
+
+static int one_text(struct draft *d, const char *path, struct kd_err *err)
+{
+    struct kd_buf text;
+    const char *slash = strrchr(path, '/');
+    kd_buf_init(&text, TEXT_BYTES_MAX);
+    d->text.count = 0;
+    int rc = kd_file_read(&text, path, TEXT_BYTES_MAX, err) ||
+             kd_tok_encode(kd_engine_tok(d->engine[0]), text.data ? text.data : "", text.size_bytes,
+                           &d->text, err);
+    kd_buf_release(&text);
+    if (rc)
+        return -1;
+    if (d->text.count < PROMPT)
+        return kd_fail(err, KD_EINVAL, "%s: %" PRId64 " tokens, fewer than %d", path, d->text.count,
+                       PROMPT);
+    const char *name = slash ? slash + 1 : path;
+    return row(d, name, 0, err) || row(d, name, 1, err) ? -1 : 0;
+}
+
+int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err)
+{
+    struct draft d = {.b = b};
+    int rc = 0;
+    for (int i = 0; i < 2 && !rc; i++) {
+        struct kd_engine_options o = {.threads = kd_pool_threads(b->run->pool),
+                                      .no_idle_prefill = true,
+                                      .draft_max = i ? 0 : -1};
+        rc = kd_engine_open(&d.engine[i], b->model, &o, err);
+    }
+    for (const char *at = b->texts; !rc && *at;) {
+        size_t n = strcspn(at, ",");
+        char path[4096];
+        snprintf(path, sizeof path, "%.*s", (int)n, at);
+        rc = one_text(&d, path, err);
+        at += n + (at[n] == ',');
+    }
+    kd_ids_release(&d.text);
+    kd_engine_close(d.engine[0]);
+    kd_engine_close(d.engine[1]);
+    return rc ? -1 : 0;
+}
