@@ -13,6 +13,7 @@
 #define KD_KERN_KERN_H
 
 #include "base/err.h"
+#include "num/block.h"
 #include "num/trellis_step.h"
 
 #include <stdbool.h>
@@ -45,6 +46,9 @@ struct kd_kern {
     void (*mm_mxfp4)(const uint8_t *packed, int64_t ldp, const uint8_t *scale, int64_t lds,
                      int64_t R, int64_t K, const float *x, int64_t ldx, int64_t T, float *y,
                      int64_t ldy);
+    /* Rows of blocks, ldw bytes apart; K whole blocks. What f->decode gives is multiplied. */
+    void (*mm_block)(const struct kd_block_format *f, const uint8_t *w, int64_t ldw, int64_t R,
+                     int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy);
     /* The same product for EXL3 codes and activations already rotated (order: docs/numerics.md):
      * y[t*ldy + c], c < 16*n_tiles, x[t*ldx + i], i < 16*k_tiles. */
     void (*mm_exl3)(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,

@@ -53,6 +53,10 @@ static void dense_part(const struct kd_kern *k, const struct kd_mat_job *j, int6
         k->mm_mxfp4((const uint8_t *)w->data + r0 * w->ld, w->ld, w->scale + r0 * w->ld_scale,
                     w->ld_scale, R, w->cols, x, j->ldx, T, y, j->ldy);
         return;
+    case KD_MAT_BLOCK:
+        k->mm_block(w->format, (const uint8_t *)w->data + r0 * w->ld, w->ld, R, w->cols, x, j->ldx,
+                    T, y, j->ldy);
+        return;
     case KD_MAT_NONE:
     case KD_MAT_EXL3:
         break;
@@ -140,8 +144,10 @@ int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x,
 
 static void dense_row(const struct kd_mat *w, int64_t row, float *out)
 {
-    KD_ASSERT(w->type == KD_MAT_F32 || w->type == KD_MAT_BF16 || w->type == KD_MAT_MXFP4);
-    if (w->type == KD_MAT_F32) {
+    KD_ASSERT(w->type != KD_MAT_NONE && w->type != KD_MAT_EXL3);
+    if (w->type == KD_MAT_BLOCK) {
+        w->format->decode((const uint8_t *)w->data + row * w->ld, w->cols / w->format->elems, out);
+    } else if (w->type == KD_MAT_F32) {
         memcpy(out, (const float *)w->data + row * w->ld, (size_t)w->cols * sizeof *out);
     } else if (w->type == KD_MAT_BF16) {
         const uint16_t *p = (const uint16_t *)w->data + row * w->ld;
@@ -244,7 +250,10 @@ int kd_mat_slice(const struct kd_mat *w, int64_t r0, int64_t r1, int64_t c0, int
                        (long long)r0, (long long)r1, (long long)c0, (long long)c1,
                        (long long)w->rows, (long long)w->cols);
     int64_t row_step = w->type == KD_MAT_EXL3 ? H : 1;
-    int64_t col_step = w->type == KD_MAT_EXL3 ? H : w->type == KD_MAT_MXFP4 ? KD_MXFP4_GROUP : 1;
+    int64_t col_step = w->type == KD_MAT_EXL3    ? H
+                       : w->type == KD_MAT_MXFP4 ? KD_MXFP4_GROUP
+                       : w->type == KD_MAT_BLOCK ? w->format->elems
+                                                 : 1;
     if (r0 % row_step || (r1 % row_step && r1 != w->rows) || c0 % col_step ||
         (c1 % col_step && c1 != w->cols))
         return kd_fail(err, KD_EINVAL,
@@ -274,6 +283,9 @@ int kd_mat_slice(const struct kd_mat *w, int64_t r0, int64_t r1, int64_t c0, int
         out->rows_padded = (r1 == w->rows ? w->rows_padded : r1) - r0;
         out->cols_padded = (c1 == w->cols ? w->cols_padded : c1) - c0;
         break;
+    case KD_MAT_BLOCK:
+        out->data = data + r0 * w->ld + c0 / w->format->elems * w->format->bytes;
+        break;
     case KD_MAT_NONE:
         break;
     }
@@ -292,6 +304,8 @@ int64_t kd_mat_bytes(const struct kd_mat *w)
     case KD_MAT_EXL3:
         return w->rows_padded / KD_TILE * (w->cols_padded / KD_TILE) * kd_rate_tile_bytes(w->rate) +
                (w->rows_padded + w->cols_padded) * (int64_t)sizeof(uint16_t);
+    case KD_MAT_BLOCK:
+        return w->rows * (w->cols / w->format->elems * w->format->bytes);
     case KD_MAT_NONE:
         break;
     }

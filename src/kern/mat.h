@@ -1,6 +1,6 @@
-/* A weight matrix as it is stored: F32, BF16, MXFP4 or EXL3, never expanded whole. A kd_mat borrows
- * its bytes (from a map, a store or a buffer) and is cheap to copy. Products run over a pool in
- * fixed cuts; the bits do not depend on the number of threads or tokens.
+/* A weight matrix as it is stored: F32, BF16, MXFP4, EXL3 or blocks of ggml, never expanded whole.
+ * A kd_mat borrows its bytes (from a map, a store or a buffer) and is cheap to copy. Products run
+ * over a pool in fixed cuts; the bits do not depend on the number of threads or tokens.
  *
  *     struct kd_mat w = ...;                       // rows = outputs, cols = inputs
  *     kd_mat_mul(run, &w, x, ldx, T, y, ldy);      // y[t][r] = sum_k w[r][k] x[t][k]
@@ -15,14 +15,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum kd_mat_type { KD_MAT_NONE, KD_MAT_F32, KD_MAT_BF16, KD_MAT_MXFP4, KD_MAT_EXL3 };
+enum kd_mat_type { KD_MAT_NONE, KD_MAT_F32, KD_MAT_BF16, KD_MAT_MXFP4, KD_MAT_EXL3, KD_MAT_BLOCK };
 
 struct kd_mat {
     enum kd_mat_type type;
     int64_t rows, cols;   /* outputs, inputs: what the model sees */
     const void *data;     /* F32, BF16 values; MXFP4 packed codes; EXL3 codes [k/16][n/16] tiles */
     int64_t ld;           /* F32, BF16: elements between rows; MXFP4: bytes between packed rows;
-                             EXL3: tiles between tile rows */
+                             EXL3: tiles between tile rows; BLOCK: bytes between rows */
     const uint8_t *scale; /* MXFP4 */
     int64_t ld_scale;     /* bytes between scale rows */
     /* EXL3: rows and cols padded to 128 (the stored size), signs and scales as fp16 bits */
@@ -31,6 +31,7 @@ struct kd_mat {
     const uint16_t *svh; /* rows_padded */
     struct kd_rate rate;
     enum kd_codebook cb;
+    const struct kd_block_format *format; /* BLOCK; cols are whole blocks */
 };
 
 /* What a computation runs on. */
@@ -61,7 +62,7 @@ int kd_mat_dequant(const struct kd_run *run, const struct kd_mat *w, float *out,
                    struct kd_err *err) KD_MUST;
 
 /* The part rows [r0, r1) x cols [c0, c1); cuts of EXL3 lie on multiples of 128, of MXFP4 columns on
- * multiples of 32. */
+ * multiples of 32, of BLOCK columns on blocks. */
 int kd_mat_slice(const struct kd_mat *w, int64_t r0, int64_t r1, int64_t c0, int64_t c1,
                  struct kd_mat *out, struct kd_err *err) KD_MUST;
 /* Bytes of codes, scales and vectors of this matrix. */

@@ -6,14 +6,17 @@
 
 #include "num/half.h"
 
+/* Those that instruction sets decode on their own. */
+enum kd_block_kind { KD_BLOCK_ANY, KD_BLOCK_Q8_0, KD_BLOCK_MXFP4 };
+
 struct kd_block_format {
     const char *name;
-    int64_t elems, bytes; /* of one block */
+    int64_t elems, bytes; /* of one block; elems is 1 or a multiple of 16, at most 256 */
     /* `count` adjacent blocks into count * elems floats; the one meaning of their bytes. */
     void (*decode)(const uint8_t *blocks, int64_t count, float *out);
+    enum kd_block_kind kind;
 };
 
-/* The two that have products of their own in the kernel table. */
 enum { KD_Q8_0_ELEMS = 32, KD_Q8_0_BYTES = 34, KD_MXFP4_ELEMS = 32, KD_MXFP4_BYTES = 17 };
 
 KD_HD static inline uint16_t kd_block_u16(const uint8_t *p)

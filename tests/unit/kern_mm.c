@@ -104,6 +104,91 @@ static void test_products(void **state)
     weights_free(&w);
 }
 
+/* Formats of 1, 32 and 256 values; the last, of any kind: a scale and signed bytes. */
+static void any_decode(const uint8_t *b, int64_t count, float *out)
+{
+    for (; count > 0; count--, b += 258, out += 256)
+        for (int i = 0; i < 256; i++)
+            out[i] = kd_f16_f32(kd_block_u16(b)) * (float)(int8_t)b[2 + i];
+}
+
+static void q8_decode(const uint8_t *b, int64_t count, float *out)
+{
+    for (; count > 0; count--, b += KD_Q8_0_BYTES, out += KD_Q8_0_ELEMS)
+        kd_q8_0_decode(b, out);
+}
+
+static void fp4_decode(const uint8_t *b, int64_t count, float *out)
+{
+    for (; count > 0; count--, b += KD_MXFP4_BYTES, out += KD_MXFP4_ELEMS)
+        kd_mxfp4_decode(b, out);
+}
+
+static void half_decode(const uint8_t *b, int64_t count, float *out)
+{
+    for (; count > 0; count--, b += 2)
+        *out++ = kd_f16_f32(kd_block_u16(b));
+}
+
+static void test_blocks(void **state)
+{
+    (void)state;
+    static const struct kd_block_format formats[] = {
+        {"F16", 1, 2, half_decode, KD_BLOCK_ANY},
+        {"Q8_0", KD_Q8_0_ELEMS, KD_Q8_0_BYTES, q8_decode, KD_BLOCK_Q8_0},
+        {"MXFP4", KD_MXFP4_ELEMS, KD_MXFP4_BYTES, fp4_decode, KD_BLOCK_MXFP4},
+        {"any", 256, 258, any_decode, KD_BLOCK_ANY}};
+    static const int64_t widths[][5] = {{0, 1, 17, 33, 530},
+                                        {32, 64, 96, 512, 544},
+                                        {32, 64, 96, 512, 1056},
+                                        {256, 512, 768, 1024, 1280}};
+    enum { ROW = 3000, LDX = 1280 + GAP, LDY = R_MAX + GAP };
+    uint8_t *w = malloc(R_MAX * ROW);
+    float *x = floats(5, T_MAX * LDX), *a = floats(6, T_MAX * LDY), *b = floats(6, T_MAX * LDY);
+    assert_non_null(w);
+    spice(x, T_MAX * LDX, 7);
+    for (size_t f = 0; f < 4; f++) {
+        for (int64_t i = 0; i < R_MAX * ROW; i++)
+            w[i] = (uint8_t)kd_rand_u64(8, (uint64_t)i);
+        /* Scales of every size: halves that are 0 or subnormal, exponents 0, 1, 254, 255. */
+        for (int64_t r = 0; r < R_MAX; r++)
+            for (int64_t i = 1 + r * ROW; i + formats[f].bytes <= (r + 1) * ROW;
+                 i += formats[f].bytes) {
+                uint64_t u = kd_rand_u64(9, (uint64_t)i);
+                if (formats[f].kind == KD_BLOCK_MXFP4)
+                    w[i] = (uint8_t)(u % 40 < 2 ? u % 40 : u % 400 == 7 ? 255 : 100 + u % 40);
+                else
+                    w[i + 1] = (uint8_t)(u % 9 == 0 ? u % 4 | (u & 128) : (w[i + 1] & 0x83) | 0x28);
+            }
+        for (size_t k = 0; k < 5; k++) {
+            formats[f].decode(w + 1, 0, NULL); /* nothing to do */
+            ref.mm_block(&formats[f], w + 1, ROW, R_MAX, widths[f][k], x, LDX, T_MAX, b, LDY);
+            for
+                EACH(t, ts)
+                for
+                    EACH(r, rs)
+                    {
+                        char what[80];
+                        snprintf(what, sizeof what, "%s, K %lld, T %lld, R %lld", formats[f].name,
+                                 (long long)widths[f][k], (long long)ts[t], (long long)rs[r]);
+                        for (int64_t i = 0; i < T_MAX * LDY; i++)
+                            a[i] = 77;
+                        isa.mm_block(&formats[f], w + 1, ROW, rs[r], widths[f][k], x, LDX, ts[t], a,
+                                     LDY);
+                        for (int64_t i = 0; i < ts[t]; i++) {
+                            same(a + i * LDY, b + i * LDY, rs[r], what);
+                            for (int64_t j = rs[r]; j < LDY; j++)
+                                assert_true(a[i * LDY + j] == 77);
+                        }
+                    }
+        }
+    }
+    free(w);
+    floats_free(x);
+    floats_free(a);
+    floats_free(b);
+}
+
 static void test_product_is_right(void **state)
 {
     (void)state;
@@ -287,10 +372,11 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),     cmocka_unit_test(test_product_is_right),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_negative_zero),
-        cmocka_unit_test(test_dot_and_axpy), cmocka_unit_test(test_gemm_tn),
-        cmocka_unit_test(test_hadamard),     cmocka_unit_test(test_kda_step),
+        cmocka_unit_test(test_products),         cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_product_is_right), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_negative_zero),    cmocka_unit_test(test_dot_and_axpy),
+        cmocka_unit_test(test_gemm_tn),          cmocka_unit_test(test_hadamard),
+        cmocka_unit_test(test_kda_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

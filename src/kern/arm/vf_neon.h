@@ -70,15 +70,13 @@ static inline fp4_key fp4_prepare(float scale)
     return vdupq_n_f32(scale);
 }
 
-static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
+/* The values of 16 codes times the scale; that of code 8 is `zero`'s upper byte. */
+static inline void fp4_values16(uint8x16_t index, uint8_t zero, fp4_key key, vf out[LANE_REGS])
 {
-    static const uint8_t high[16] = {0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
-                                     0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+    const uint8_t high[16] = {0x00, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+                              zero, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
     static const uint8_t low[16] = {0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0,
                                     0x00, 0x00, 0x80, 0xc0, 0x00, 0x40, 0x80, 0xc0};
-    uint8x8_t codes = vld1_u8(p);
-    uint8x8x2_t nibbles = vzip_u8(vand_u8(codes, vdup_n_u8(15)), vshr_n_u8(codes, 4));
-    uint8x16_t index = vcombine_u8(nibbles.val[0], nibbles.val[1]);
     uint8x16x2_t half =
         vzipq_u8(vqtbl1q_u8(vld1q_u8(low), index), vqtbl1q_u8(vld1q_u8(high), index));
     for (int l = 0; l < 2; l++) {
@@ -86,6 +84,31 @@ static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
         out[2 * l] = vmulq_f32(vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)), key);
         out[2 * l + 1] = vmulq_f32(vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(h), 16)), key);
     }
+}
+
+static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
+{
+    uint8x8_t codes = vld1_u8(p);
+    uint8x8x2_t nibbles = vzip_u8(vand_u8(codes, vdup_n_u8(15)), vshr_n_u8(codes, 4));
+    fp4_values16(vcombine_u8(nibbles.val[0], nibbles.val[1]), 0x80, key, out);
+}
+
+/* VF_W signed bytes. */
+static inline vf vf_load_i8(const uint8_t *p)
+{
+    int32_t four;
+    __builtin_memcpy(&four, p, sizeof four);
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+
+/* One block of ggml's MXFP4, codes alone: 32 values, low nibbles first. A zero is +0 whatever its
+ * sign. */
+static inline void fp4_load32(const uint8_t *p, fp4_key key, vf out[2 * LANE_REGS])
+{
+    uint8x16_t codes = vld1q_u8(p);
+    fp4_values16(vandq_u8(codes, vdupq_n_u8(15)), 0, key, out);
+    fp4_values16(vshrq_n_u8(codes, 4), 0, key, out + LANE_REGS);
 }
 
 static inline float vf_fold16(const float *lane)

@@ -58,6 +58,22 @@ static void mm_mxfp4(const uint8_t *packed, int64_t ldp, const uint8_t *scale, i
         }
 }
 
+static void mm_block(const struct kd_block_format *f, const uint8_t *w, int64_t ldw, int64_t R,
+                     int64_t K, const float *x, int64_t ldx, int64_t T, float *y, int64_t ldy)
+{
+    float v[256];
+    for (int64_t r = 0; r < R; r++)
+        for (int64_t t = 0; t < T; t++) {
+            float lane[16] = {0};
+            for (int64_t i = 0; i < K; i++) {
+                if (i % f->elems == 0)
+                    f->decode(w + r * ldw + i / f->elems * f->bytes, 1, v);
+                lane[i % 16] = fmaf(v[i % f->elems], x[t * ldx + i], lane[i % 16]);
+            }
+            y[t * ldy + r] = fold(lane);
+        }
+}
+
 static void gemm_tn(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t S, int64_t I,
                     int64_t J, float *c, int64_t ldc)
 {
@@ -110,6 +126,7 @@ void kd_kern_set_ref(struct kd_kern *k)
     k->mm_f32 = mm_f32;
     k->mm_bf16 = mm_bf16;
     k->mm_mxfp4 = mm_mxfp4;
+    k->mm_block = mm_block;
     k->gemm_tn = gemm_tn;
     k->dot = dot;
     k->hadamard = hadamard;

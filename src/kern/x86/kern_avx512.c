@@ -1,6 +1,8 @@
 #include "kern/x86/vf_avx512.h"
 
 #include "kern/mm_body.h"
+
+#include "kern/block_body.h"
 #include "kern/tn_body.h"
 
 #define KD_DOT mm_dot
@@ -9,6 +11,7 @@
 void kd_kern_set_avx512(struct kd_kern *k)
 {
     set_mm(k);
+    k->mm_block = mm_blocks;
     set_tn(k);
     set_elem(k);
 }

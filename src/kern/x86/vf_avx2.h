@@ -85,6 +85,29 @@ static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
     }
 }
 
+/* VF_W signed bytes. */
+static inline vf vf_load_i8(const uint8_t *p)
+{
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p)));
+}
+
+/* One block of ggml's MXFP4, codes alone: 32 values, low nibbles first. A zero is +0 whatever its
+ * sign. */
+static inline void fp4_load32(const uint8_t *p, fp4_key key, vf out[2 * LANE_REGS])
+{
+    const __m256i sign = _mm256_set1_epi32((int)0x80000000u);
+    for (int l = 0; l < 2 * LANE_REGS; l++) {
+        __m256i code =
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + l % 2 * 8)));
+        if (l >= LANE_REGS)
+            code = _mm256_srli_epi32(code, 4);
+        __m256i flip = _mm256_and_si256(_mm256_slli_epi32(code, 28), sign);
+        __m256 v = _mm256_xor_ps(_mm256_permutevar8x32_ps(key, code), _mm256_castsi256_ps(flip));
+        out[l] = _mm256_add_ps(v, _mm256_setzero_ps());
+    }
+}
+
 static inline float vf_fold16(const float *lane)
 {
     __m256 a = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));

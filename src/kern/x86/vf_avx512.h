@@ -87,6 +87,23 @@ static inline void fp4_load16(const uint8_t *p, fp4_key key, vf out[LANE_REGS])
     out[0] = _mm512_permutexvar_ps(index, key);
 }
 
+/* VF_W signed bytes. */
+static inline vf vf_load_i8(const uint8_t *p)
+{
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+/* One block of ggml's MXFP4, codes alone: 32 values, low nibbles first. A zero is +0 whatever its
+ * sign. */
+static inline void fp4_load32(const uint8_t *p, fp4_key key, vf out[2 * LANE_REGS])
+{
+    __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    out[0] = _mm512_add_ps(_mm512_permutexvar_ps(codes, key), _mm512_setzero_ps());
+    out[1] =
+        _mm512_add_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), key), _mm512_setzero_ps());
+}
+
 static inline float vf_fold16(const float *lane)
 {
     __m256 a = _mm256_add_ps(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
