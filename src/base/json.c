@@ -267,16 +267,31 @@ void kd_json_quote(struct kd_buf *out, const char *text, size_t bytes)
     kd_buf_char(out, '"');
 }
 
+/* Levels beyond has_item fail the buffer; they are still counted, so that opens and closes match.
+ */
+static bool *level(struct kd_jw *w)
+{
+    static const int most = (int)(sizeof w->has_item / sizeof *w->has_item);
+    return w->depth < most ? &w->has_item[w->depth] : NULL;
+}
+
+static void new_line(struct kd_jw *w)
+{
+    kd_buf_char(w->out, '\n');
+    for (int i = 0; i < w->depth; i++)
+        kd_buf_str(w->out, "  ");
+}
+
 static void lead(struct kd_jw *w, const char *key)
 {
-    if (w->has_item[w->depth])
+    bool *has = level(w);
+    if (!has)
+        return;
+    if (*has)
         kd_buf_str(w->out, w->compact ? ", " : ",");
-    w->has_item[w->depth] = true;
-    if (!w->compact && w->depth) {
-        kd_buf_char(w->out, '\n');
-        for (int i = 0; i < w->depth; i++)
-            kd_buf_str(w->out, "  ");
-    }
+    *has = true;
+    if (!w->compact && w->depth)
+        new_line(w);
     if (key) {
         kd_json_quote(w->out, key, strlen(key));
         kd_buf_str(w->out, ": ");
@@ -287,22 +302,21 @@ void kd_jw_open(struct kd_jw *w, const char *key, char bracket)
 {
     lead(w, key);
     kd_buf_char(w->out, bracket);
-    if (w->depth + 1 < (int)(sizeof w->has_item / sizeof *w->has_item))
-        w->depth++;
+    w->depth++;
+    bool *has = level(w);
+    if (has)
+        *has = false;
     else
         w->out->failed = true;
-    w->has_item[w->depth] = false;
 }
 
 void kd_jw_close(struct kd_jw *w, char bracket)
 {
-    bool any = w->has_item[w->depth];
+    const bool *has = level(w);
+    bool any = has && *has;
     w->depth--;
-    if (any && !w->compact) {
-        kd_buf_char(w->out, '\n');
-        for (int i = 0; i < w->depth; i++)
-            kd_buf_str(w->out, "  ");
-    }
+    if (any && !w->compact)
+        new_line(w);
     kd_buf_char(w->out, bracket);
 }
 

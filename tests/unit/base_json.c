@@ -193,6 +193,9 @@ static void writer_depth(void **state)
     for (int i = 0; i < 100; i++)
         kd_jw_open(&w, NULL, '[');
     assert_true(b.failed);
+    for (int i = 0; i < 100; i++)
+        kd_jw_close(&w, ']');
+    assert_int_equal(w.depth, 0); /* what is too deep stays inside the struct */
     kd_buf_release(&b);
 }
 
