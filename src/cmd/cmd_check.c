@@ -1,7 +1,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "cmd/cmd.h"
+#include "gate/endpoint.h"
 #include "gate/report.h"
 
 #include <stdio.h>
@@ -10,9 +12,11 @@
 
 static struct {
     const char *text, *html, *json, *require, *profile, *save_ref, *ref, *battery, *work;
-    int64_t rows, cols, battery_rows, threads;
-    bool no_verdict;
-} o;
+    const char *endpoint, *model, *key_file;
+    int64_t rows, cols, battery_rows, threads, parallel;
+    double timeout;
+    bool no_verdict, allow_http;
+} o = {.parallel = 4, .timeout = 600};
 
 static const struct kd_opt opts[] = {
     {.name = "text",
@@ -85,6 +89,42 @@ static const struct kd_opt opts[] = {
      .help = "requests of the battery to take; default all",
      .min = 1,
      .max = 1 << 30},
+    {.name = "endpoint",
+     .letter = 'e',
+     .type = KD_OPT_STR,
+     .out = &o.endpoint,
+     .arg = "URL",
+     .help = "put the battery to this OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1; "
+             "with SRC to that model too"},
+    {.name = "model",
+     .letter = 'm',
+     .type = KD_OPT_STR,
+     .out = &o.model,
+     .arg = "NAME",
+     .help = "the server's model; default the only one it names"},
+    {.name = "key-file",
+     .type = KD_OPT_STR,
+     .out = &o.key_file,
+     .arg = "FILE",
+     .help = "the server's API key, in a file that only its owner can read"},
+    {.name = "parallel",
+     .type = KD_OPT_INT,
+     .out = &o.parallel,
+     .arg = "N",
+     .help = "requests to the server at a time; default 4",
+     .min = 1,
+     .max = 256},
+    {.name = "timeout",
+     .type = KD_OPT_NUM,
+     .out = &o.timeout,
+     .arg = "S",
+     .help = "seconds that the server has for an answer; default 600",
+     .num_min = 0.1,
+     .num_max = 86400},
+    {.name = "allow-http",
+     .type = KD_OPT_FLAG,
+     .out = &o.allow_http,
+     .help = "plain http to another machine too (text and key can be read on the way)"},
     {.name = "work",
      .letter = 'w',
      .type = KD_OPT_STR,
@@ -159,6 +199,55 @@ static int run_battery(struct kd_check *c, const struct kd_run *run, const char 
     return rc;
 }
 
+/* The server's turns, and SRC's own where it is given, into a battery. */
+static int ask_server(struct kd_battery *b, const struct kd_run *run, const char *src,
+                      const struct kd_battery_file *file, struct kd_err *err)
+{
+    const struct kd_endpoint e = {.url = o.endpoint,
+                                  .model = o.model,
+                                  .key_file = o.key_file,
+                                  .allow_http = o.allow_http,
+                                  .parallel = o.parallel,
+                                  .timeout_s = o.timeout,
+                                  .stop = &kd_cmd_stop};
+    int64_t n = file->count;
+    bool *right;
+    memset(b, 0, sizeof *b);
+    if (kd_mem_zero(&right, 4 * n, sizeof *right, "battery results", err))
+        return -1;
+    bool *exact = right, *call = right + n, *src_exact = right + 2 * n, *src_call = right + 3 * n;
+    int rc = kd_endpoint_run(exact, call, &b->remote, &e, file, err);
+    if (!rc && src)
+        rc = kd_battery_one(src_exact, src_call, &b->tokens, run, src, file, &kd_cmd_stop, err);
+    if (!rc) {
+        b->requests = n;
+        b->is_remote = true;
+        b->paired = src != NULL;
+        memcpy(b->sha256, file->sha256, sizeof b->sha256);
+        kd_battery_flips(&b->exact, src ? src_exact : exact, exact, n);
+        kd_battery_flips(&b->calls, src ? src_call : call, call, n);
+    }
+    kd_mem_free(right);
+    return rc;
+}
+
+static int measure_server(struct kd_check *c, const struct kd_run *run, const char *src,
+                          struct kd_err *err)
+{
+    struct kd_battery_file file;
+    if (kd_battery_load(&file, o.battery, o.battery_rows, err))
+        return -1;
+    int rc = ask_server(&c->battery, run, src, &file, err);
+    kd_battery_file_release(&file);
+    if (rc)
+        return -1;
+    c->has_battery = true;
+    snprintf(c->dst_name, sizeof c->dst_name, "%s", c->battery.remote.model);
+    if (src)
+        kd_check_name(c->src_name, sizeof c->src_name, src);
+    return 0;
+}
+
 static int measure(struct kd_check *c, const struct kd_run *run, const char *src, const char *dst,
                    struct kd_err *err)
 {
@@ -190,27 +279,51 @@ static int judge(struct kd_check *c, struct kd_verdict *v, const char *src, cons
     if (emit(screen, c, v, kd_report_text, err) || emit(o.json, c, v, kd_report_json, err) ||
         emit(o.html, c, v, kd_report_html, err))
         return -1;
-    note_verdict(c, v, src, dst);
+    if (dst)
+        note_verdict(c, v, src, dst);
     return kd_verdict_fail(v, err);
+}
+
+/* Which models there must be for what is asked. */
+static int check_usage(const char *src, const char *dst, struct kd_err *err)
+{
+    if (o.endpoint) {
+        if (!o.battery)
+            return kd_fail(err, KD_EUSAGE,
+                           "--endpoint needs --battery FILE: a server is judged by "
+                           "its turns");
+        if (o.text || o.ref || o.save_ref)
+            return kd_fail(err, KD_EUSAGE,
+                           "--text and references need logits, which a server does "
+                           "not tell");
+        if (dst)
+            return kd_fail(err, KD_EUSAGE,
+                           "--endpoint takes the place of DST: give SRC or nothing");
+        return 0;
+    }
+    if (!src && !o.ref)
+        return kd_fail(err, KD_EUSAGE, "two models are needed, SRC and DST, or --ref FILE and DST");
+    if (!dst)
+        return kd_fail(err, KD_EUSAGE, "DST, the model to check, is missing");
+    if (!src && o.battery)
+        return kd_fail(err, KD_EUSAGE, "--battery puts its requests to both models: SRC is needed");
+    return 0;
 }
 
 static int run(int argc, const char **argv, struct kd_err *err)
 {
-    const char *src = argc == 2 ? argv[0] : NULL, *dst = argv[argc - 1];
+    bool alone = argc == 1 && !o.endpoint; /* one model is DST, held against a reference */
+    const char *src = argc && !alone ? argv[0] : NULL,
+               *dst = alone || argc == 2 ? argv[argc - 1] : NULL;
     struct kd_verdict v = {.count = 0};
     struct kd_check c;
     struct kd_run with;
     struct kd_kern kern;
     memset(&c, 0, sizeof c);
-    if (!src && !o.ref)
-        return kd_fail(err, KD_EUSAGE, "two models are needed, SRC and DST, or --ref FILE and DST");
-    if (!src && o.battery)
-        return kd_fail(err, KD_EUSAGE, "--battery puts its requests to both models: SRC is needed");
-    if (o.require && kd_verdict_parse(&v, o.require, err))
+    if (check_usage(src, dst, err) || (o.require && kd_verdict_parse(&v, o.require, err)) ||
+        kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
-    if (kd_cmd_run_open(&with, &kern, o.threads, err))
-        return -1;
-    int rc = measure(&c, &with, src, dst, err);
+    int rc = o.endpoint ? measure_server(&c, &with, src, err) : measure(&c, &with, src, dst, err);
     kd_cmd_run_close(&with);
     if (!rc)
         rc = judge(&c, &v, src, dst, err);
@@ -221,12 +334,13 @@ static int run(int argc, const char **argv, struct kd_err *err)
 const struct kd_cmd kd_cmd_check = {
     .name = "check",
     .summary = "hold a quantized model against its source",
-    .args = "[SRC] DST",
+    .args = "[SRC] [DST]",
     .example = "kondense check k3-nano k3-nano-2.3 --text wiki.txt --html check.html\n"
                "kondense check k3 k3-2.3 -t wiki.txt --require kld=0.1,top1=0.9,router=0.9\n"
-               "kondense check --ref k3.ref k3-2.0 --profile k3",
+               "kondense check --ref k3.ref k3-2.0 --profile k3\n"
+               "kondense check --battery turns.json --endpoint http://127.0.0.1:8000/v1",
     .opts = opts,
-    .args_min = 1,
+    .args_min = 0,
     .args_max = 2,
     .run = run,
 };

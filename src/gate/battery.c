@@ -22,6 +22,7 @@ struct turn {
 
 struct run {
     struct kd_k3_model *model[2]; /* src, dst */
+    int sides;                    /* 1: src alone */
     const struct kd_battery_file *file;
     const struct kd_run *run;
     struct kd_tok *tok;
@@ -240,9 +241,10 @@ static int run_batch(struct run *r, int64_t first, struct kd_err *err)
         kd_mem_new(&logits, 2 * rows * r->vocab, sizeof *logits, "battery logits", err))
         return -1;
     float *second = logits + rows * r->vocab;
-    int rc = force(r, r->model[0], logits, err) || force(r, r->model[1], second, err) ||
-             compare(r, logits, second, err);
-    for (int side = 0; side < 2 && !rc; side++) {
+    bool both = r->sides == 2;
+    int rc = force(r, r->model[0], logits, err) || (both && force(r, r->model[1], second, err)) ||
+             compare(r, logits, both ? second : logits, err);
+    for (int side = 0; side < r->sides && !rc; side++) {
         for (int64_t i = 0; i < r->count && !rc; i++)
             rc = begin_turn(r, &r->turn[i], side == 1, err);
         if (!rc)
@@ -259,10 +261,11 @@ static int open_all(struct run *r, const char *src, const char *dst, struct kd_e
 {
     int64_t n = r->file->count;
     if (kd_tok_open(&r->tok, src, err) || kd_k3_open(&r->model[0], src, r->run, NULL, err) ||
-        kd_k3_open(&r->model[1], dst, r->run, NULL, err))
+        (dst && kd_k3_open(&r->model[1], dst, r->run, NULL, err)))
         return -1;
+    r->sides = dst ? 2 : 1;
     r->vocab = kd_k3_config(r->model[0])->vocab;
-    if (kd_k3_config(r->model[1])->vocab != r->vocab)
+    if (dst && kd_k3_config(r->model[1])->vocab != r->vocab)
         return kd_fail(err, KD_EINVAL, "the two models differ in their vocabulary");
     r->stop[0] = kd_tok_special(r->tok, "<|end_of_msg|>");
     r->stop[1] = kd_tok_special(r->tok, "[EOS]");
@@ -291,18 +294,13 @@ static void close_all(struct run *r)
         kd_tok_close(r->tok);
 }
 
-int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *src, const char *dst,
-                   const struct kd_battery_file *file, const volatile int *stop, struct kd_err *err)
+/* Both models' answers, or src's alone (dst NULL), into r. */
+static int run_all(struct run *r, const char *src, const char *dst, const volatile int *stop,
+                   struct kd_err *err)
 {
-    struct run *r;
-    if (kd_mem_zero(&r, 1, sizeof *r, "battery run", err))
-        return -1;
-    r->file = file;
-    r->run = run;
-    memset(b, 0, sizeof *b);
     int rc = open_all(r, src, dst, err);
-    kd_progress_begin("battery", "requests", file->count, 0);
-    for (int64_t first = 0; first < file->count && !rc; first += r->count) {
+    kd_progress_begin("battery", "requests", r->file->count, 0);
+    for (int64_t first = 0; first < r->file->count && !rc; first += r->count) {
         rc = load_batch(r, first, err);
         if (!rc && stop && *stop)
             rc = kd_fail(err, KD_ECANCEL, "stopped at battery request %lld", (long long)first);
@@ -313,14 +311,48 @@ int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *s
         kd_progress_add(r->count, NULL);
     }
     kd_progress_end();
+    return rc;
+}
+
+int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *src, const char *dst,
+                   const struct kd_battery_file *file, const volatile int *stop, struct kd_err *err)
+{
+    struct run *r;
+    if (kd_mem_zero(&r, 1, sizeof *r, "battery run", err))
+        return -1;
+    r->file = file;
+    r->run = run;
+    memset(b, 0, sizeof *b);
+    int rc = run_all(r, src, dst, stop, err);
     if (!rc) {
         b->requests = file->count;
         b->tokens = r->tokens;
+        b->paired = b->has_kld = true;
         b->kld = r->kld_sum / (double)r->tokens;
         b->top1 = (double)r->same / (double)r->tokens;
         memcpy(b->sha256, file->sha256, sizeof b->sha256);
         kd_battery_flips(&b->exact, r->exact[0], r->exact[1], b->requests);
         kd_battery_flips(&b->calls, r->call[0], r->call[1], b->requests);
+    }
+    close_all(r);
+    kd_mem_free(r);
+    return rc;
+}
+
+int kd_battery_one(bool *exact, bool *call, int64_t *tokens, const struct kd_run *run,
+                   const char *model, const struct kd_battery_file *file, const volatile int *stop,
+                   struct kd_err *err)
+{
+    struct run *r;
+    if (kd_mem_zero(&r, 1, sizeof *r, "battery run", err))
+        return -1;
+    r->file = file;
+    r->run = run;
+    int rc = run_all(r, model, NULL, stop, err);
+    if (!rc) {
+        memcpy(exact, r->exact[0], (size_t)file->count * sizeof *exact);
+        memcpy(call, r->call[0], (size_t)file->count * sizeof *call);
+        *tokens = r->tokens;
     }
     close_all(r);
     kd_mem_free(r);

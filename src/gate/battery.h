@@ -20,10 +20,23 @@ struct kd_flips {
     double probability;                      /* McNemar, exact, two-sided */
 };
 
+/* What is known of a server that had the battery (gate/endpoint.h). */
+struct kd_battery_remote {
+    char url[256], model[128];
+    int64_t refused;                   /* requests answered with an error: wrong turns */
+    char why[200];                     /* the first of those errors: "400: ..." */
+    bool shows_thinking;               /* in any answer; else thinking is not compared */
+    int64_t think_wanted, think_shown; /* expected turns that think; answers to them that show it */
+};
+
 struct kd_battery {
-    int64_t requests, tokens; /* tokens: of the expected turns */
+    int64_t requests, tokens; /* tokens: of the expected turns; 0: not counted */
+    bool paired;              /* the source had it too; else src and the flips are not measured */
     struct kd_flips exact, calls;
+    bool has_kld;
     double kld, top1; /* over the expected turns, teacher forced */
+    bool is_remote;   /* dst is a server */
+    struct kd_battery_remote remote;
     char sha256[65];
 };
 
@@ -31,7 +44,8 @@ struct kd_battery {
 struct kd_battery_item {
     const char *request; /* its JSON text, as spelled in the file */
     size_t request_bytes;
-    const char *expected; /* turn with control tokens written out */
+    const struct kd_json *parsed; /* the same */
+    const char *expected;         /* turn with control tokens written out */
     size_t expected_bytes;
     const struct kd_json *call; /* {name, arguments} or null */
     bool thinking;
@@ -54,6 +68,11 @@ bool kd_battery_call_fits(const struct kd_json *expected, const struct kd_json *
 
 int kd_battery_run(struct kd_battery *b, const struct kd_run *run, const char *src, const char *dst,
                    const struct kd_battery_file *file, const volatile int *stop,
+                   struct kd_err *err) KD_MUST;
+/* One model alone: its right answers into exact and call, each [file->count], and the number of ids
+ * of the expected turns. */
+int kd_battery_one(bool *exact, bool *call, int64_t *tokens, const struct kd_run *run,
+                   const char *model, const struct kd_battery_file *file, const volatile int *stop,
                    struct kd_err *err) KD_MUST;
 /* Counts of right answers of both models into flips with their intervals. */
 void kd_battery_flips(struct kd_flips *f, const bool *src, const bool *dst, int64_t count);

@@ -15,6 +15,7 @@ static int take_item(struct kd_battery_item *it, const char *text, size_t bytes,
     const struct kd_json *req = kd_json_get(v, "request");
     if (kd_json_kind(req) != KD_JSON_OBJECT)
         return kd_fail(err, KD_ECORRUPT, "'request' is not an object");
+    it->parsed = req;
     it->expected = kd_json_text(kd_json_get(v, "expected_text"), &it->expected_bytes);
     if (!it->expected || !it->expected_bytes)
         return kd_fail(err, KD_ECORRUPT, "'expected_text' is not a text");

@@ -28,7 +28,7 @@ struct work {
     struct kd_pos *pos;
 };
 
-static void base_name(char *out, size_t size, const char *path)
+void kd_check_name(char *out, size_t size, const char *path)
 {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/')
@@ -42,8 +42,8 @@ static void base_name(char *out, size_t size, const char *path)
 int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst, struct kd_err *err)
 {
     struct kd_ckpt *a = NULL, *b = NULL;
-    base_name(c->src_name, sizeof c->src_name, src);
-    base_name(c->dst_name, sizeof c->dst_name, dst);
+    kd_check_name(c->src_name, sizeof c->src_name, src);
+    kd_check_name(c->dst_name, sizeof c->dst_name, dst);
     int rc = kd_ckpt_open(&a, src, false, err) || kd_ckpt_open(&b, dst, false, err) ||
              kd_check_sizes(c, a, b, err);
     if (a)
@@ -191,11 +191,11 @@ static int begin(struct work *w, struct kd_err *err)
 {
     const struct kd_check_plan *p = w->plan;
     struct kd_check *c = w->c;
-    base_name(c->dst_name, sizeof c->dst_name, p->dst);
+    kd_check_name(c->dst_name, sizeof c->dst_name, p->dst);
     if (kd_side_open(&w->dst, p->dst, err))
         return -1;
     if (p->src) {
-        base_name(c->src_name, sizeof c->src_name, p->src);
+        kd_check_name(c->src_name, sizeof c->src_name, p->src);
         if (kd_side_open(&w->src, p->src, err) || same_shape(&w->src.cfg, &w->dst.cfg, err))
             return -1;
         w->has_src = true;

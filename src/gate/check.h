@@ -78,6 +78,8 @@ int kd_check_sizes(struct kd_check *c, const struct kd_ckpt *src, const struct k
 int kd_check_sizes_of(struct kd_check *c, const char *src, const char *dst,
                       struct kd_err *err) KD_MUST;
 void kd_check_release(struct kd_check *c);
+/* The last part of a model's path. */
+void kd_check_name(char *out, size_t size, const char *path);
 
 /* What kd_check_run makes its figures from: positions, their token's document and whether it is a
  * control position. */

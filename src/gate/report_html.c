@@ -89,20 +89,25 @@ static void card(struct kd_buf *out, const char *key, const char *value, const c
     kd_buf_str(out, "</div></div>\n");
 }
 
+static void title(struct kd_buf *out, const struct kd_check *c)
+{
+    kd_html_text(out, c->dst_name);
+    if (*c->src_name) {
+        kd_buf_str(out, " against ");
+        kd_html_text(out, c->src_name);
+    }
+}
+
 static void head(struct kd_buf *out, const struct kd_check *c, const struct kd_verdict *v)
 {
     kd_buf_str(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
                     "<title>");
-    kd_html_text(out, c->dst_name);
-    kd_buf_str(out, " against ");
-    kd_html_text(out, c->src_name);
+    title(out, c);
     kd_buf_str(out, "</title>\n<style>\n");
     kd_buf_str(out, style);
     kd_buf_str(out, "</style>\n</head>\n<body>\n<main>\n<h1>");
-    kd_html_text(out, c->dst_name);
-    kd_buf_str(out, " against ");
-    kd_html_text(out, c->src_name);
+    title(out, c);
     if (v->count)
         kd_buf_printf(out, "<span class=\"badge %s\">%s</span>", v->pass ? "pass" : "fail",
                       v->pass ? "PASS" : "FAIL");
@@ -117,6 +122,15 @@ static void head(struct kd_buf *out, const struct kd_check *c, const struct kd_v
                       c->docs == 1 ? "" : "s", c->text_sha256);
     }
     kd_buf_str(out, "Kondense " KD_VERSION "</p>\n");
+}
+
+static void share_card(struct kd_buf *out, const char *key, const struct kd_flips *f, int64_t n)
+{
+    char v[48], s[96];
+    snprintf(v, sizeof v, "%.1f %%", 100 * (double)f->dst_right / (double)n);
+    snprintf(s, sizeof s, "%lld of %lld; 95 %%: %.1f to %.1f", (long long)f->dst_right,
+             (long long)n, 100 * f->dst_range.lo, 100 * f->dst_range.hi);
+    card(out, key, v, s);
 }
 
 static void cards(struct kd_buf *out, const struct kd_check *c)
@@ -146,10 +160,16 @@ static void cards(struct kd_buf *out, const struct kd_check *c)
         snprintf(s, sizeof s, "%.3f with scales; trunk %.2f", c->bits_experts_real, c->bits_trunk);
         card(out, "Bits, experts", v, s);
     }
-    kd_show_bytes(a, sizeof a, c->dst.file_bytes);
-    kd_show_bytes(b, sizeof b, c->src_file_bytes);
-    snprintf(s, sizeof s, "of %s; %.3f bits a weight", b, c->bits_file);
-    card(out, "Size", a, s);
+    if (c->dst.file_bytes) {
+        kd_show_bytes(a, sizeof a, c->dst.file_bytes);
+        kd_show_bytes(b, sizeof b, c->src_file_bytes);
+        snprintf(s, sizeof s, "of %s; %.3f bits a weight", b, c->bits_file);
+        card(out, "Size", a, s);
+    }
+    if (c->has_battery && c->battery.is_remote) {
+        share_card(out, "Exact turns", &c->battery.exact, c->battery.requests);
+        share_card(out, "Valid tool calls", &c->battery.calls, c->battery.requests);
+    }
     kd_buf_str(out, "</div>\n");
 }
 
@@ -235,21 +255,66 @@ static void flip_row(struct kd_buf *out, const char *name, const struct kd_flips
                   100 * f->change.lo, 100 * f->change.hi, f->probability);
 }
 
-static void battery(struct kd_buf *out, const struct kd_battery *b)
+static void share_row(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n)
 {
     kd_buf_printf(
-        out,
-        "<section class=\"plot wide\"><h2>Agent battery</h2><p class=\"note\">%lld requests; "
-        "KLD %.5f and same top-1 %.2f %% over the %lld tokens of the expected turns. Change "
-        "in points with a 95 %% interval (Bonett and Price); p: exact McNemar.</p>\n",
-        (long long)b->requests, b->kld, 100 * b->top1, (long long)b->tokens);
+        out, "<tr><td>%s</td><td>%lld of %lld</td><td>%.1f %%</td><td>%.1f to %.1f</td></tr>\n",
+        name, (long long)f->dst_right, (long long)n, 100 * (double)f->dst_right / (double)n,
+        100 * f->dst_range.lo, 100 * f->dst_range.hi);
+}
+
+/* What a server told of itself, and what it could not tell. */
+static void remote(struct kd_buf *out, const struct kd_battery *b)
+{
+    const struct kd_battery_remote *r = &b->remote;
+    kd_buf_str(out, "<p class=\"note\">Served as ");
+    kd_html_text(out, r->model);
+    kd_buf_str(out, " at ");
+    kd_html_text(out, r->url);
+    kd_buf_printf(out,
+                  ", %lld requests. KLD and same top-1 are not measured: a server tells no logits "
+                  "of the expected turns.",
+                  (long long)b->requests);
+    if (r->think_wanted && !r->shows_thinking)
+        kd_buf_str(out, " It shows no thinking: exact means answer and call.");
+    else if (r->think_wanted)
+        kd_buf_printf(out, " It shows thinking in %lld of %lld answers where it is expected.",
+                      (long long)r->think_shown, (long long)r->think_wanted);
+    if (r->refused) {
+        kd_buf_printf(out, " It refused %lld requests, counted as wrong; the first with: ",
+                      (long long)r->refused);
+        kd_html_text(out, r->why);
+    }
+    kd_buf_str(out, "</p>\n");
+}
+
+static void battery(struct kd_buf *out, const struct kd_battery *b)
+{
+    kd_buf_str(out, "<section class=\"plot wide\"><h2>Agent battery</h2>\n");
+    if (b->is_remote)
+        remote(out, b);
+    else
+        kd_buf_printf(out,
+                      "<p class=\"note\">%lld requests; KLD %.5f and same top-1 %.2f %% over the "
+                      "%lld tokens of the expected turns.</p>\n",
+                      (long long)b->requests, b->kld, 100 * b->top1, (long long)b->tokens);
     kd_plot_flips(out, b);
-    kd_buf_str(
-        out, "<table><tr><th>turns</th><th>source</th><th>quantized</th><th>right \u2192 wrong</th>"
-             "<th>wrong \u2192 right</th><th>change</th><th>p</th></tr>\n");
+    if (!b->paired) {
+        kd_buf_str(out, "<table><tr><th>turns</th><th>right</th><th>share</th>"
+                        "<th>95 % (Wilson)</th></tr>\n");
+        share_row(out, "exact", &b->exact, b->requests);
+        share_row(out, "valid tool calls", &b->calls, b->requests);
+        kd_buf_str(out, "</table></section>\n");
+        return;
+    }
+    kd_buf_printf(out,
+                  "<table><tr><th>turns</th><th>source</th><th>%s</th><th>right \u2192 wrong</th>"
+                  "<th>wrong \u2192 right</th><th>change</th><th>p</th></tr>\n",
+                  b->is_remote ? "server" : "quantized");
     flip_row(out, "exact", &b->exact, b->requests);
     flip_row(out, "valid tool calls", &b->calls, b->requests);
-    kd_buf_str(out, "</table></section>\n");
+    kd_buf_str(out, "</table><p class=\"note\">Change in points with a 95 % interval (Bonett and "
+                    "Price); p: exact McNemar.</p></section>\n");
 }
 
 void kd_report_html(struct kd_buf *out, const struct kd_check *c, const struct kd_verdict *v)
@@ -266,7 +331,8 @@ void kd_report_html(struct kd_buf *out, const struct kd_check *c, const struct k
         kd_plot_stream(out, c);
         positions(out, c);
     }
-    sizes(out, c);
+    if (c->dst.file_bytes)
+        sizes(out, c);
     if (c->has_battery)
         battery(out, &c->battery);
     kd_buf_str(out, "</div>\n</main>\n</body>\n</html>\n");

@@ -128,6 +128,11 @@ static void positions(struct kd_jw *w, const struct kd_check *c)
 static void sizes(struct kd_jw *w, const struct kd_check *c)
 {
     const struct kd_sizes *d = &c->dst;
+    if (!d->file_bytes) {
+        kd_jw_null(w, "bits");
+        kd_jw_null(w, "bytes");
+        return;
+    }
     kd_jw_open(w, "bits", '{');
     num_or_null(w, "experts", c->bits_experts > 0, c->bits_experts);
     num_or_null(w, "experts_real", c->bits_experts_real > 0, c->bits_experts_real);
@@ -145,18 +150,49 @@ static void sizes(struct kd_jw *w, const struct kd_check *c)
     kd_jw_close(w, '}');
 }
 
-static void flips(struct kd_jw *w, const char *key, const struct kd_flips *f, int64_t n)
+static void interval_or_null(struct kd_jw *w, const char *key, bool there, struct kd_interval i)
+{
+    if (there)
+        interval(w, key, i);
+    else
+        kd_jw_null(w, key);
+}
+
+static void int_or_null(struct kd_jw *w, const char *key, bool there, int64_t value)
+{
+    if (there)
+        kd_jw_int(w, key, value);
+    else
+        kd_jw_null(w, key);
+}
+
+static void flips(struct kd_jw *w, const char *key, const struct kd_flips *f, int64_t n,
+                  bool paired)
 {
     kd_jw_open(w, key, '{');
-    kd_jw_num(w, "src", (double)f->src_right / (double)n);
-    interval(w, "src_interval", f->src_range);
+    num_or_null(w, "src", paired, (double)f->src_right / (double)n);
+    interval_or_null(w, "src_interval", paired, f->src_range);
     kd_jw_num(w, "dst", (double)f->dst_right / (double)n);
     interval(w, "dst_interval", f->dst_range);
-    kd_jw_int(w, "right_to_wrong", f->lost);
-    kd_jw_int(w, "wrong_to_right", f->gained);
-    kd_jw_num(w, "change", (double)(f->gained - f->lost) / (double)n);
-    interval(w, "change_interval", f->change);
-    kd_jw_num(w, "mcnemar_p", f->probability);
+    int_or_null(w, "right_to_wrong", paired, f->lost);
+    int_or_null(w, "wrong_to_right", paired, f->gained);
+    num_or_null(w, "change", paired, (double)(f->gained - f->lost) / (double)n);
+    interval_or_null(w, "change_interval", paired, f->change);
+    num_or_null(w, "mcnemar_p", paired, f->probability);
+    kd_jw_close(w, '}');
+}
+
+static void remote(struct kd_jw *w, const struct kd_battery_remote *r)
+{
+    kd_jw_open(w, "endpoint", '{');
+    kd_jw_str(w, "url", r->url);
+    kd_jw_str(w, "model", r->model);
+    kd_jw_int(w, "refused", r->refused);
+    if (r->refused)
+        kd_jw_str(w, "first_refusal", r->why);
+    kd_jw_bool(w, "shows_thinking", r->shows_thinking);
+    kd_jw_int(w, "thinking_expected", r->think_wanted);
+    kd_jw_int(w, "thinking_shown", r->think_shown);
     kd_jw_close(w, '}');
 }
 
@@ -165,11 +201,13 @@ static void battery(struct kd_jw *w, const struct kd_battery *b)
     kd_jw_open(w, "battery", '{');
     kd_jw_str(w, "sha256", b->sha256);
     kd_jw_int(w, "requests", b->requests);
-    kd_jw_int(w, "tokens", b->tokens);
-    kd_jw_num(w, "kld", b->kld);
-    kd_jw_num(w, "top1", b->top1);
-    flips(w, "exact", &b->exact, b->requests);
-    flips(w, "calls", &b->calls, b->requests);
+    int_or_null(w, "tokens", b->tokens > 0, b->tokens);
+    num_or_null(w, "kld", b->has_kld, b->kld);
+    num_or_null(w, "top1", b->has_kld, b->top1);
+    flips(w, "exact", &b->exact, b->requests, b->paired);
+    flips(w, "calls", &b->calls, b->requests, b->paired);
+    if (b->is_remote)
+        remote(w, &b->remote);
     kd_jw_close(w, '}');
 }
 

@@ -253,15 +253,17 @@ void kd_plot_stream(struct kd_buf *out, const struct kd_check *c)
     end(out);
 }
 
-/* One bar a kind of answer: both right, lost, gained, both wrong. */
+/* One bar a kind of answer: both right, lost, gained, both wrong; one model alone: right, wrong. */
 static void flip_bar(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n,
-                     int y)
+                     bool paired, int y)
 {
     const int64_t part[4] = {f->src_right - f->lost, f->lost, f->gained,
                              n - f->src_right - f->gained};
     static const char *const fill[4] = {"var(--a)", "var(--bad)", "var(--good)", "var(--grid)"};
-    static const char *const what[4] = {"right in both", "right to wrong", "wrong to right",
+    static const char *const both[4] = {"right in both", "right to wrong", "wrong to right",
                                         "wrong in both"};
+    static const char *const alone[4] = {"right", "", "", "wrong"};
+    const char *const *what = paired ? both : alone;
     double x = 130, full = 850;
     kd_buf_printf(out, "<text x=\"0\" y=\"%d\">%s</text>\n", y + 15, name);
     for (int i = 0; i < 4; i++) {
@@ -278,12 +280,15 @@ void kd_plot_flips(struct kd_buf *out, const struct kd_battery *b)
 {
     kd_buf_str(out,
                "<p class=\"note\"><span class=\"key\" style=\"background:var(--a);margin-left:0\">"
-               "</span>right in both<span class=\"key\" style=\"background:var(--bad)\"></span>"
-               "right \u2192 wrong<span class=\"key\" "
-               "style=\"background:var(--good)\"></span>wrong \u2192 "
-               "right<span class=\"key\" style=\"background:var(--grid)\"></span>wrong in both"
-               "</p>\n<svg viewBox=\"0 0 1000 66\" role=\"img\" aria-label=\"flips\">\n");
-    flip_bar(out, "exact turns", &b->exact, b->requests, 4);
-    flip_bar(out, "valid tool calls", &b->calls, b->requests, 36);
+               "</span>right");
+    if (b->paired)
+        kd_buf_str(out, " in both<span class=\"key\" style=\"background:var(--bad)\"></span>"
+                        "right \u2192 wrong<span class=\"key\" "
+                        "style=\"background:var(--good)\"></span>wrong \u2192 right");
+    kd_buf_str(out, "<span class=\"key\" style=\"background:var(--grid)\"></span>wrong");
+    kd_buf_str(out, b->paired ? " in both" : "");
+    kd_buf_str(out, "</p>\n<svg viewBox=\"0 0 1000 66\" role=\"img\" aria-label=\"turns\">\n");
+    flip_bar(out, "exact turns", &b->exact, b->requests, b->paired, 4);
+    flip_bar(out, "valid tool calls", &b->calls, b->requests, b->paired, 36);
     kd_buf_str(out, "</svg>\n");
 }

@@ -29,8 +29,9 @@ static void head(struct kd_buf *out, const struct kd_check *c, const struct kd_v
 {
     char src[40], dst[40], tokens[32];
     kd_show_exact(tokens, sizeof tokens, c->tokens);
-    kd_buf_printf(out, "%s against %s", kd_show_text(dst, sizeof dst, c->dst_name),
-                  kd_show_text(src, sizeof src, c->src_name));
+    kd_buf_str(out, kd_show_text(dst, sizeof dst, c->dst_name));
+    if (*c->src_name)
+        kd_buf_printf(out, " against %s", kd_show_text(src, sizeof src, c->src_name));
     if (c->has_text)
         kd_buf_printf(out, ", %s tokens", tokens);
     kd_buf_printf(out, "%s\n", !v->count ? "" : v->pass ? ": PASS" : ": FAIL");
@@ -92,6 +93,8 @@ static void routers(struct kd_buf *out, const struct kd_check *c)
 static void sizes(struct kd_buf *out, const struct kd_check *c)
 {
     char dst[32], src[32];
+    if (!c->dst.file_bytes)
+        return;
     kd_show_bytes(dst, sizeof dst, c->dst.file_bytes);
     kd_show_bytes(src, sizeof src, c->src_file_bytes);
     kd_buf_str(out, "bits        ");
@@ -110,6 +113,42 @@ static void flips(struct kd_buf *out, const char *name, const struct kd_flips *f
         name, 100 * (double)f->src_right / m, 100 * (double)f->dst_right / m, (long long)f->lost,
         (long long)f->gained, 100 * (double)(f->gained - f->lost) / m, 100 * f->change.lo,
         100 * f->change.hi);
+}
+
+static void share(struct kd_buf *out, const char *name, const struct kd_flips *f, int64_t n)
+{
+    kd_buf_printf(out, "%s %.1f %% [%.1f, %.1f], %lld of %lld\n", name,
+                  100 * (double)f->dst_right / (double)n, 100 * f->dst_range.lo,
+                  100 * f->dst_range.hi, (long long)f->dst_right, (long long)n);
+}
+
+static void remote(struct kd_buf *out, const struct kd_battery_remote *r)
+{
+    kd_buf_printf(out, "server      %s\n", r->url);
+    if (!r->think_wanted)
+        return;
+    if (r->shows_thinking)
+        kd_buf_printf(out,
+                      "            shows thinking in %lld of %lld answers where it is expected\n",
+                      (long long)r->think_shown, (long long)r->think_wanted);
+    else
+        kd_buf_str(out, "            shows no thinking: exact means answer and call\n");
+}
+
+static void battery(struct kd_buf *out, const struct kd_battery *b)
+{
+    kd_buf_printf(out, "battery     %lld requests, KLD ", (long long)b->requests);
+    if (b->has_kld)
+        kd_buf_printf(out, "%.5f over their expected turns\n", b->kld);
+    else
+        kd_buf_str(out, "not measured: a server tells no logits\n");
+    if (b->is_remote)
+        remote(out, &b->remote);
+    (b->paired ? flips : share)(out, "  exact    ", &b->exact, b->requests);
+    (b->paired ? flips : share)(out, "  calls    ", &b->calls, b->requests);
+    if (b->is_remote && b->remote.refused)
+        kd_buf_printf(out, "  refused   %lld, counted as wrong; first: %s\n",
+                      (long long)b->remote.refused, b->remote.why);
 }
 
 static void requirements(struct kd_buf *out, const struct kd_verdict *v)
@@ -144,12 +183,7 @@ void kd_report_text(struct kd_buf *out, const struct kd_check *c, const struct k
         routers(out, c);
     }
     sizes(out, c);
-    if (c->has_battery) {
-        const struct kd_battery *b = &c->battery;
-        kd_buf_printf(out, "battery     %lld requests, KLD %.5f over their expected turns\n",
-                      (long long)b->requests, b->kld);
-        flips(out, "  exact    ", &b->exact, b->requests);
-        flips(out, "  calls    ", &b->calls, b->requests);
-    }
+    if (c->has_battery)
+        battery(out, &c->battery);
     requirements(out, v);
 }
