@@ -73,9 +73,10 @@ int kd_plan_bytes(struct kd_plan_bytes *b, const struct kd_plan_model *m,
                   const struct kd_plan_target *t, struct kd_err *err) KD_MUST;
 
 /* What the fullest of n devices holds after cutting: whole 128-blocks of width and whole heads
- * (serving 5.2, 5.3); replicated tensors and the embedding in full; the vision tower on one. */
+ * (serving 5.2, 5.3); replicated tensors and the embedding in full, the vision tower too. The
+ * routed experts' part of it goes to *experts, which may be NULL. */
 int64_t kd_plan_device_bytes(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
-                             int64_t n);
+                             int64_t n, int64_t *experts);
 
 /* Caches of one sequence: bytes a token of context (width bytes a value: 4, 2 or 1) and the fixed
  * KDA state in F32. */

@@ -180,7 +180,7 @@ static double fullest(int64_t blocks, int64_t n)
 }
 
 int64_t kd_plan_device_bytes(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
-                             int64_t n)
+                             int64_t n, int64_t *experts)
 {
     enum { BLOCK = 128 };
     const struct kd_k3_cfg *c = &m->cfg;
@@ -194,6 +194,9 @@ int64_t kd_plan_device_bytes(const struct kd_plan_bytes *b, const struct kd_plan
                                          [KD_K3_DENSE] = (c->dense_inter + BLOCK - 1) / BLOCK,
                                          [KD_K3_HEAD] = (c->vocab + BLOCK - 1) / BLOCK};
     double sum = (double)b->replicated;
+    if (experts)
+        *experts =
+            n <= 1 ? b->routed : (int64_t)((double)b->routed * fullest(blocks[KD_K3_ROUTED], n));
     if (n <= 1)
         return b->tensor_bytes;
     for (int k = 0; k < KD_K3_KINDS; k++) {

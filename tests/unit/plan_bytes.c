@@ -103,12 +103,12 @@ static void caches_and_cuts(void **state)
     assert_int_equal(kd_plan_state_bytes(&k3), 434110464 + 30523392);
     struct kd_plan_bytes b = bytes_of(kd_plan_document(2.3));
     double gib = (double)(1 << 30);
-    assert_int_equal(kd_plan_device_bytes(&b, &k3, 1), b.file_bytes);
-    double eight = (double)kd_plan_device_bytes(&b, &k3, 8) / gib;
+    assert_int_equal(kd_plan_device_bytes(&b, &k3, 1, NULL), b.file_bytes);
+    double eight = (double)kd_plan_device_bytes(&b, &k3, 8, NULL) / gib;
     /* An even eighth is 94.8; the embedding stays whole, the latent cut is uneven. */
     assert_true(eight > 96.5 && eight < 97.6);
     /* 24 blocks of expert width over 7 leave one device 4: 17 % over the mean. */
-    double seven = (double)kd_plan_device_bytes(&b, &k3, 7) / gib;
+    double seven = (double)kd_plan_device_bytes(&b, &k3, 7, NULL) / gib;
     assert_true(seven > 758.0 / 7 * 1.12);
     assert_true(kd_plan_experts_touched(&k3, 1) > 0.999999 &&
                 kd_plan_experts_touched(&k3, 1) < 1.000001);
