@@ -54,3 +54,30 @@ void kd_show_exact(char *out, size_t size, int64_t value)
     }
     out[used] = 0;
 }
+
+void kd_html_text(struct kd_buf *out, const char *text)
+{
+    for (const char *at = text; *at; at++)
+        switch (*at) {
+        case '<':
+            kd_buf_str(out, "&lt;");
+            break;
+        case '>':
+            kd_buf_str(out, "&gt;");
+            break;
+        case '&':
+            kd_buf_str(out, "&amp;");
+            break;
+        case '"':
+            kd_buf_str(out, "&quot;");
+            break;
+        case '\'':
+            kd_buf_str(out, "&#39;");
+            break;
+        default:
+            if ((unsigned char)*at >= 32 && *at != 127)
+                kd_buf_char(out, *at);
+            else
+                kd_buf_char(out, '?');
+        }
+}

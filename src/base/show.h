@@ -16,5 +16,7 @@ void kd_show_bytes(char *out, size_t size, int64_t bytes);
 void kd_show_count(char *out, size_t size, int64_t count);
 /* "2,779,931,837,184" */
 void kd_show_exact(char *out, size_t size, int64_t value);
+/* text with <, >, &, quotes and control characters made harmless for HTML. */
+void kd_html_text(struct kd_buf *out, const char *text);
 
 #endif

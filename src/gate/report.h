@@ -13,7 +13,5 @@ void kd_report_verdict_members(struct kd_jw *w, const struct kd_verdict *v);
 void kd_report_text(struct kd_buf *out, const struct kd_check *c, const struct kd_verdict *v);
 /* One file, no scripts, nothing loaded from elsewhere; light or dark as the reader's system is. */
 void kd_report_html(struct kd_buf *out, const struct kd_check *c, const struct kd_verdict *v);
-/* text with <, >, &, quotes and control characters made harmless. */
-void kd_html_text(struct kd_buf *out, const char *text);
 
 #endif

@@ -51,33 +51,6 @@ static const char style[] =
     ".wide{grid-column:1/-1}\n"
     "@media print{body{background:#fff}.card,.plot{break-inside:avoid}}\n";
 
-void kd_html_text(struct kd_buf *out, const char *text)
-{
-    for (const char *at = text; *at; at++)
-        switch (*at) {
-        case '<':
-            kd_buf_str(out, "&lt;");
-            break;
-        case '>':
-            kd_buf_str(out, "&gt;");
-            break;
-        case '&':
-            kd_buf_str(out, "&amp;");
-            break;
-        case '"':
-            kd_buf_str(out, "&quot;");
-            break;
-        case '\'':
-            kd_buf_str(out, "&#39;");
-            break;
-        default:
-            if ((unsigned char)*at >= 32 && *at != 127)
-                kd_buf_char(out, *at);
-            else
-                kd_buf_char(out, '?');
-        }
-}
-
 static void card(struct kd_buf *out, const char *key, const char *value, const char *small)
 {
     kd_buf_str(out, "<div class=\"card\"><div class=\"k\">");
