@@ -6,7 +6,7 @@
 # and "timeout: SECONDS" where the default does not fit.
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 set(KD_TEST_ENV "KONDENSE_TEST_DATA=${CMAKE_SOURCE_DIR}/tests/data;KONDENSE_GOLDEN=${CMAKE_SOURCE_DIR}/tests/golden")
-list(APPEND KD_TEST_ENV "KONDENSE_SOURCE=${CMAKE_SOURCE_DIR}")
+list(APPEND KD_TEST_ENV "KONDENSE_TEST_ROOT=${CMAKE_SOURCE_DIR}")
 set(KD_SLOW 1) # how much slower than a release build of this machine's own code
 if(CMAKE_CROSSCOMPILING OR KD_SAN)
   set(KD_SLOW 4)

@@ -34,7 +34,7 @@ def stated():
 
 def run(build):
     rows = []
-    env = {**os.environ, "KONDENSE": f"{build}/kondense", "KONDENSE_FAKE": f"{build}/kondense_fake", "KONDENSE_SOURCE": str(root),
+    env = {**os.environ, "KONDENSE": f"{build}/kondense", "KONDENSE_FAKE": f"{build}/kondense_fake", "KONDENSE_TEST_ROOT": str(root),
            "KONDENSE_TEST_DATA": str(root / "tests/data"), "PYTHONDONTWRITEBYTECODE": "1"}
     for t in tests:
         with tempfile.TemporaryDirectory() as d:

@@ -104,9 +104,17 @@ static int set(const struct kd_opt *o, const char *value, struct kd_err *err)
     return 0;
 }
 
+/* KONDENSE_LOG and KONDENSE_ISA are the program's own and no option's. */
+static bool is_programs_own(const char *name)
+{
+    return !strcmp(name, "log") || !strcmp(name, "isa");
+}
+
 static int from_environment(const struct kd_cmd *cmd, struct kd_err *err)
 {
     for (const struct kd_opt *o = cmd->opts; o && o->name; o++) {
+        if (is_programs_own(o->name))
+            continue;
         char name[64] = "KONDENSE_";
         size_t n = strlen(name);
         for (const char *c = o->name; *c && n + 1 < sizeof name; c++)

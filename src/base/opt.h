@@ -1,6 +1,7 @@
 /* Commands and options as tables. From a table come parsing (popt underneath), -h, the man page's
  * OPTIONS and the environment names. Numbers are strict ("4x" is an error), sizes take k, M, G, T
- * (powers of 1024). Flags > environment (KONDENSE_<NAME>) > default.
+ * (powers of 1024). Flags > environment (KONDENSE_<NAME>; not LOG and ISA, which are the
+ * program's own) > default.
  *
  * A command file holds one function that fills a struct kd_cmd and one that does the work:
  *

@@ -9,6 +9,18 @@
 extern const struct kd_cmd *const kd_cmds[]; /* ends with NULL */
 int kd_main(int argc, const char **argv);
 
+/* Rows of the option tables that several commands have; where: what the variable is. */
+#define KD_OPT_ROW_THREADS(where)                                                                  \
+    {                                                                                              \
+        .name = "threads", .letter = 't', .type = KD_OPT_INT, .out = (where), .arg = "N",          \
+        .help = "threads; default one a CPU; the result does not depend on it", .min = 1,          \
+        .max = 4096                                                                                \
+    }
+#define KD_OPT_ROW_JSON(where)                                                                     \
+    {                                                                                              \
+        .name = "json", .letter = 'j', .type = KD_OPT_FLAG, .out = (where), .help = "print JSON"   \
+    }
+
 /* What every command that computes needs: the kernel table and a pool (threads 0: all CPUs). */
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads,
                     struct kd_err *err) KD_MUST;

@@ -63,15 +63,8 @@ static const struct kd_opt opts[] = {
      .out = &o.texts,
      .arg = "FILES",
      .help = "serve: measure drafts on these texts too, comma separated"},
-    {.name = "threads",
-     .letter = 'T',
-     .type = KD_OPT_INT,
-     .out = &o.threads,
-     .arg = "N",
-     .help = "threads; default one a CPU",
-     .min = 1,
-     .max = 4096},
-    {.name = "json", .letter = 'j', .type = KD_OPT_FLAG, .out = &o.json, .help = "print JSON"},
+    KD_OPT_ROW_THREADS(&o.threads),
+    KD_OPT_ROW_JSON(&o.json),
     {0},
 };
 

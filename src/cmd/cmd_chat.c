@@ -43,7 +43,7 @@ static const struct kd_opt opts[] = {
      "seed of the draws; the same seed gives the same answers (0)", .min = 0, .max = INT64_MAX},
     {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N",
      "experts a token goes through (as the model says)", .min = 1, .max = 1024},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
+    KD_OPT_ROW_THREADS(&o.threads),
     {"json", 'j', KD_OPT_FLAG, &o.json, NULL, "one JSON object a line for each answer"},
     {0}};
 

@@ -20,7 +20,6 @@ static struct {
 
 static const struct kd_opt opts[] = {
     {.name = "text",
-     .letter = 't',
      .type = KD_OPT_STR,
      .out = &o.text,
      .arg = "FILE",
@@ -135,14 +134,7 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_FLAG,
      .out = &o.no_verdict,
      .help = "leave DST/kondense.json as it is"},
-    {.name = "threads",
-     .letter = 'T',
-     .type = KD_OPT_INT,
-     .out = &o.threads,
-     .arg = "N",
-     .help = "threads; default one a CPU",
-     .min = 1,
-     .max = 4096},
+    KD_OPT_ROW_THREADS(&o.threads),
     {0},
 };
 
@@ -336,7 +328,7 @@ const struct kd_cmd kd_cmd_check = {
     .summary = "hold a quantized model against its source",
     .args = "[SRC] [DST]",
     .example = "kondense check k3-nano k3-nano-2.3 --text wiki.txt --html check.html\n"
-               "kondense check k3 k3-2.3 -t wiki.txt --require kld=0.1,top1=0.9,router=0.9\n"
+               "kondense check k3 k3-2.3 --text wiki.txt --require kld=0.1,top1=0.9,router=0.9\n"
                "kondense check --ref k3.ref k3-2.0 --profile k3\n"
                "kondense check --battery turns.json --endpoint http://127.0.0.1:8000/v1",
     .opts = opts,

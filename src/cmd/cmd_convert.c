@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "base/show.h"
 #include "cmd/cmd.h"
 #include "convert/job.h"
 #include "text/tok.h"
@@ -55,8 +56,7 @@ static const struct kd_opt opts[] = {
     {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL,
      "print sizes, rates and needs; write nothing; the config and index are enough"},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N",
-     "threads (all CPUs); the result does not depend on it", .min = 1, .max = 1024},
+    KD_OPT_ROW_THREADS(&o.threads),
     {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
     {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
     {0}};
@@ -179,25 +179,14 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
     return 0;
 }
 
-static void human_bytes(char *out, size_t size, int64_t bytes)
-{
-    double b = (double)bytes;
-    if (bytes < 1 << 20)
-        snprintf(out, size, "%.1f KiB", b / 1024);
-    else if (bytes < 1ll << 30)
-        snprintf(out, size, "%.1f MiB", b / (1 << 20));
-    else
-        snprintf(out, size, "%.2f GiB", b / (1 << 30));
-}
-
 static void print_plan(const struct kd_job *j)
 {
     char total[32], peak[32], disk[32];
     struct kd_rate_sum e = kd_rates_sum(&j->rates, 'e'), t = kd_rates_sum(&j->rates, 't'),
                        h = kd_rates_sum(&j->rates, 'h'), s = kd_rates_sum(&j->rates, 's');
-    human_bytes(total, sizeof total, j->rates.total_bytes);
-    human_bytes(peak, sizeof peak, kd_job_peak_bytes(j));
-    human_bytes(disk, sizeof disk, kd_job_disk_bytes(j));
+    kd_show_bytes(total, sizeof total, j->rates.total_bytes);
+    kd_show_bytes(peak, sizeof peak, kd_job_peak_bytes(j));
+    kd_show_bytes(disk, sizeof disk, kd_job_disk_bytes(j));
     printf("%s\n", j->dst);
     printf("  %-16s %10s %14s %8s %8s\n", "", "tensors", "weights", "k", "real");
     printf("  %-16s %10lld %14lld %8.4f %8.4f\n", "routed experts", (long long)e.tensors,
@@ -256,8 +245,8 @@ static int check_disk(const struct work *w, struct kd_err *err)
         need += kd_job_disk_bytes(&w->job[i]);
     int64_t have = kd_disk_free_bytes(w->job[0].dst);
     char needed[32], free_now[32];
-    human_bytes(needed, sizeof needed, need);
-    human_bytes(free_now, sizeof free_now, have);
+    kd_show_bytes(needed, sizeof needed, need);
+    kd_show_bytes(free_now, sizeof free_now, have);
     if (have < need)
         return kd_fail(err, KD_EIO,
                        "'%s' needs %s of disk, %s are free: make room and add --resume",

@@ -40,7 +40,7 @@ static const struct kd_opt opts[] = {
      .num_min = 1e-12, .num_max = 1e-2},
     {"trace", 0, KD_OPT_STR, &o.trace, "FILE",
      "write the routing: pairs of 32-bit layer and expert, as they were chosen"},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
+    KD_OPT_ROW_THREADS(&o.threads),
     {"json", 0, KD_OPT_FLAG, &o.json, NULL,
      "ids, text and tokens per second as JSON instead of the text"},
     {0}};

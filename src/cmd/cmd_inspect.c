@@ -12,7 +12,7 @@ static struct {
 } o;
 
 static const struct kd_opt opts[] = {
-    {"json", 0, KD_OPT_FLAG, &o.json, NULL, "print JSON"},
+    KD_OPT_ROW_JSON(&o.json),
     {"tensors", 't', KD_OPT_FLAG, &o.tensors, NULL, "list each tensor: dtype, shape, bytes, shard"},
     {"cpu", 0, KD_OPT_FLAG, &o.cpu, NULL,
      "say which kernels this CPU runs and why (PATH may be left out)"},

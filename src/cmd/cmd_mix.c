@@ -26,7 +26,7 @@ static const struct kd_opt opts[] = {
     {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (512)", .min = 2, .max = 1000000},
     {"keep", 'k', KD_OPT_FLAG, &o.keep, NULL,
      "keep the result even if it does not beat the uniform rate"},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
+    KD_OPT_ROW_THREADS(&o.threads),
     {0}};
 
 static int kld_of(const struct kd_run *run, const char *model, double *kld, struct kd_err *err)

@@ -24,7 +24,7 @@ static const struct kd_opt opts[] = {
     {"latent-eps", 0, KD_OPT_NUM, &o.latent_eps, "X",
      "epsilon of the q_a and kv_a norms (what the reference was made with)", .num_min = 1e-12,
      .num_max = 1e-2},
-    {"threads", 't', KD_OPT_INT, &o.threads, "N", "threads (all CPUs)", .min = 1, .max = 1024},
+    KD_OPT_ROW_THREADS(&o.threads),
     {"json", 0, KD_OPT_FLAG, &o.json, NULL, "the result as JSON"},
     {0}};
 

@@ -4,7 +4,7 @@
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-model=$KONDENSE_SOURCE/tests/data/k3-nano calib=$KONDENSE_SOURCE/tests/data/text/calib.txt
+model=$KONDENSE_TEST_ROOT/tests/data/k3-nano calib=$KONDENSE_TEST_ROOT/tests/data/text/calib.txt
 
 refuses() { # CODE PATTERN args...
     code=0 want=$1 pattern=$2

@@ -3,9 +3,9 @@
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-text=$KONDENSE_SOURCE/tests/data/text
+text=$KONDENSE_TEST_ROOT/tests/data/text
 few="--calib $text/calib.txt --rows 4 --cols 64 --trunk-bpw stored --head-bpw stored --quiet"
-"$KONDENSE" synth "$work/src" --config "$KONDENSE_SOURCE/tests/data/awkward/config.json" --seed 7 >/dev/null
+"$KONDENSE" synth "$work/src" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/config.json" --seed 7 >/dev/null
 
 size_of() { cat "$1"/*.safetensors | wc -c; }
 

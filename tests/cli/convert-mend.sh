@@ -4,8 +4,8 @@
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-text=$KONDENSE_SOURCE/tests/data/text/calib.txt
-config=$KONDENSE_SOURCE/tests/data/awkward/tiny.json
+text=$KONDENSE_TEST_ROOT/tests/data/text/calib.txt
+config=$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json
 args="--calib $text --rows 2 --cols 32 --quiet"
 
 # fails CODE WORDS command...: the exit code, one line, the words in it

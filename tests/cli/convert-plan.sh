@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The plan of K3 itself, from the released config and index alone: size, and memory for a small machine.
 set -eu
-release=${KONDENSE_SHARED:-$KONDENSE_SOURCE/../shared}/release
+release=${KONDENSE_SHARED:-$KONDENSE_TEST_ROOT/../shared}/release
 test -e "$release/config.json" || exit 77
 out=$("$KONDENSE" convert "$release" /nowhere/k3-2.3 --bpw 2.3 --dry-run)
 echo "$out"

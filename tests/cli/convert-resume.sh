@@ -5,9 +5,9 @@
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-calib=$KONDENSE_SOURCE/tests/data/text/calib.txt
+calib=$KONDENSE_TEST_ROOT/tests/data/text/calib.txt
 args="--calib $calib --rows 6 --cols 96 --bpw 2.3 --quiet"
-"$KONDENSE" synth "$work/src" --config "$KONDENSE_SOURCE/tests/data/awkward/config.json" --seed 7 >/dev/null
+"$KONDENSE" synth "$work/src" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/config.json" --seed 7 >/dev/null
 
 listing() { (cd "$1" && find . -type f ! -name convert.log ! -path './.work/*' -print0 | sort -z | xargs -0 sha256sum); }
 

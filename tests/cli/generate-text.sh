@@ -1,7 +1,7 @@
 # generate: the golden continuations, JSON, the trace, determinism, and what it refuses.
 # labels: fast
 set -eu
-nano=$KONDENSE_SOURCE/tests/data/k3-nano
+nano=$KONDENSE_TEST_ROOT/tests/data/k3-nano
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 fail() { echo "$*" >&2; exit 1; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # inspect on the released config and index, without weights: the true totals (K3 specification 2.4).
 set -eu
-release=${KONDENSE_SHARED:-$KONDENSE_SOURCE/../shared}/release
+release=${KONDENSE_SHARED:-$KONDENSE_TEST_ROOT/../shared}/release
 [ -d "$release" ] || { echo "inspect-release: no $release: skipped"; exit 77; }
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT

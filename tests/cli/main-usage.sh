@@ -40,6 +40,19 @@ want 1 'cannot write the result' sh -c '"$0" inspect "$KONDENSE_TEST_DATA/k3-nan
 want 1 "no-such-model" "$k" inspect "$work/no-such-model"
 want 2 'KONDENSE_ISA is "mmx"' env KONDENSE_ISA=mmx "$k" generate "$KONDENSE_TEST_DATA/k3-nano" --ids 1 -n 1
 
+# An option that many commands have is the same in all; no variable of the tests is an option's default.
+"$k" help | sed -n 's/^  \([a-z][a-z]*\)  *.*/\1/p' | while read -r c; do
+    "$k" help "$c" >"$work/help"
+    grep -q -- '--threads' "$work/help" && ! grep -q -- '^  -t, --threads N ' "$work/help" && echo "$c: --threads is not -t"
+    sed -n 's/^  .. *--\([a-z0-9-]*\).*/\1/p; s/^  -., --\([a-z0-9-]*\).*/\1/p' "$work/help" | tr a-z- A-Z_ | sed 's/^/KONDENSE_/'
+done >"$work/names"
+grep -v '^KONDENSE_' "$work/names" && bad=1
+grep -q '^KONDENSE_THREADS$' "$work/names" && grep -q '^KONDENSE_LATENT_EPS$' "$work/names" || { echo "the options were not read"; bad=1; }
+env | sed -n 's/^\(KONDENSE_[A-Z_]*\)=.*/\1/p' | grep -vx KONDENSE_LOG >"$work/set"
+grep -qx KONDENSE_TEST_ROOT "$work/set" || { echo "the environment of the tests was not read"; bad=1; }
+grep -xf "$work/set" "$work/names" && { echo "is set here and an option's default too"; bad=1; }
+want 0 '^usage: kondense serve' env KONDENSE_LOG=info "$k" serve -h
+
 # Errors go to standard error, results do not.
 "$k" inspect "$work/no-such-model" >"$work/out" 2>/dev/null
 [ ! -s "$work/out" ] || { echo "an error on standard output"; bad=1; }

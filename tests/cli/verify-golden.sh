@@ -1,7 +1,7 @@
 # verify: agreement with goldens, the first difference by name, missing files, and no reference at all.
 # labels: fast
 set -eu
-nano=$KONDENSE_SOURCE/tests/data/k3-nano
+nano=$KONDENSE_TEST_ROOT/tests/data/k3-nano
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 fail() { echo "$*" >&2; exit 1; }
@@ -43,7 +43,7 @@ rm "$tmp/bad/golden.safetensors"
 grep -q 'published values' "$tmp/err" || fail "no reference: $(cat "$tmp/err")"
 
 # Files missing: as far as they go, and which one is wanted next.
-mini=${KONDENSE_SHARED:-$KONDENSE_SOURCE/../shared}/models/k3-mini
+mini=${KONDENSE_SHARED:-$KONDENSE_TEST_ROOT/../shared}/models/k3-mini
 [ -d "$mini" ] || exit 0
 mkdir "$tmp/part"
 cp "$mini"/*.json "$mini"/golden.safetensors "$tmp/part"

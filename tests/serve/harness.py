@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 
-ROOT = pathlib.Path(os.environ.get("KONDENSE_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
+ROOT = pathlib.Path(os.environ.get("KONDENSE_TEST_ROOT", pathlib.Path(__file__).resolve().parents[2]))
 DATA = pathlib.Path(os.environ.get("KONDENSE_TEST_DATA", ROOT / "tests/data"))
 NANO = DATA / "k3-nano"
 SKIP = 77
@@ -54,7 +54,7 @@ class Server:
             if m:
                 self.port = int(m[1])
                 self.listening.set()
-            if re.match(r"model .* open in", line):
+            if re.search(r"model \S+ open in", line):
                 self.ready.set()
         self.listening.set()
         self.ready.set()

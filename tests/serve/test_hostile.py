@@ -159,7 +159,7 @@ def page():
 
 @case("hostile", "random bytes and random cuts of good requests: the server lives, nothing stays open")
 def noise():
-    rng = random.Random(int(os.environ.get("KONDENSE_SEED", "5")))
+    rng = random.Random(int(os.environ.get("KONDENSE_TEST_SEED", "5")))
     good = (HEAD + f"Content-Length: {len(BODY)}\r\n\r\n{BODY}").encode()
 
     def one(seed):

@@ -13,7 +13,7 @@ static struct {
     bool quiet;
     int64_t layers, size;
     double temp;
-    const char *recipe, *text;
+    const char *recipe, *text, *log;
     struct kd_opt_list each;
 } o;
 
@@ -24,6 +24,7 @@ static const struct kd_opt opts[] = {
     {"recipe", 0, KD_OPT_STR, &o.recipe, "NAME", "which", .choices = "plain|default"},
     {"text-file", 0, KD_OPT_STR, &o.text, "FILE", "text"},
     {"size", 0, KD_OPT_SIZE, &o.size, "S", "size_"},
+    {"log", 0, KD_OPT_STR, &o.log, "FORM", "of the log", .choices = "text|json"},
     {"each", 'e', KD_OPT_LIST, &o.each, "X", "may come again"},
     {0}};
 
@@ -160,6 +161,11 @@ static void environment(void **state)
     refuse("a", NULL, NULL, NULL, "environment variable KONDENSE_LAYERS");
     unsetenv("KONDENSE_LAYERS");
     unsetenv("KONDENSE_TEXT_FILE");
+    setenv("KONDENSE_LOG", "info", 1); /* the program's own levels, not this option */
+    assert_int_equal(parse("a", NULL, NULL, NULL), 0);
+    assert_null(o.log);
+    drop_args();
+    unsetenv("KONDENSE_LOG");
 }
 
 static void sizes(void **state)

@@ -505,7 +505,7 @@ static void names_go_both_ways(void **state)
 static void start_pg(void)
 {
     char cmd[400];
-    const char *src = getenv("KONDENSE_SOURCE");
+    const char *src = getenv("KONDENSE_TEST_ROOT");
     pg_where[0] = 0;
     snprintf(cmd, sizeof cmd, "sh %s/tests/farm/pg.sh start %s/pg", src ? src : ".", dir);
     FILE *p = popen(cmd, "r");
@@ -551,7 +551,7 @@ int main(void)
     if (pg_where[0]) {
         snprintf(where, sizeof where, "%s", pg_where);
         rc += cmocka_run_group_tests_name("postgresql", tests, NULL, NULL);
-        const char *src = getenv("KONDENSE_SOURCE");
+        const char *src = getenv("KONDENSE_TEST_ROOT");
         snprintf(cmd, sizeof cmd, "sh %s/tests/farm/pg.sh crash %s/pg", src ? src : ".", dir);
         if (system(cmd))
             rc++;

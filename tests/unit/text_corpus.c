@@ -140,7 +140,7 @@ static void reads_the_shared_text(void **state)
     (void)state;
     static const char *const names[] = {"prose.txt", "code.txt", "multilingual.txt",
                                         "wiki-small.txt"};
-    const char *source = getenv("KONDENSE_SOURCE"), *shared = getenv("KONDENSE_SHARED");
+    const char *source = getenv("KONDENSE_TEST_ROOT"), *shared = getenv("KONDENSE_SHARED");
     struct kd_err err;
     char file[4096];
     int found = 0;
