@@ -1,6 +1,7 @@
 #include "base/progress.h"
 
 #include "base/clock.h"
+#include "base/show.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -36,11 +37,20 @@ static void draw(double t)
 {
     double took = t - now.began, share = now.total ? (double)now.done / (double)now.total : 0;
     double rate = took > 0 ? (double)(now.done - now.before) / took : 0;
-    char left[32], line[256];
+    char left[32], line[320];
     kd_clock_human(left, sizeof left, rate > 0 ? (double)(now.total - now.done) / rate : -1);
-    snprintf(line, sizeof line, "%s %5.1f %%  %lld/%lld %s  %.4g/s  %s left  %s", now.what,
-             100 * share, (long long)now.done, (long long)now.total, now.unit, rate, left,
-             now.note);
+    if (!strcmp(now.unit, "bytes")) {
+        char done[32], total[32], speed[32];
+        kd_show_bytes(done, sizeof done, now.done);
+        kd_show_bytes(total, sizeof total, now.total);
+        kd_show_bytes(speed, sizeof speed, (int64_t)rate);
+        snprintf(line, sizeof line, "%s %5.1f %%  %s of %s  %s/s  %s left  %s", now.what,
+                 100 * share, done, total, speed, left, now.note);
+    } else {
+        snprintf(line, sizeof line, "%s %5.1f %%  %lld/%lld %s  %.4g/s  %s left  %s", now.what,
+                 100 * share, (long long)now.done, (long long)now.total, now.unit, rate, left,
+                 now.note);
+    }
     if (now.tty) {
         wipe();
         fprintf(stderr, "%.*s", columns(), line);

@@ -1,6 +1,6 @@
 /* A progress line with rate and estimate on stderr: after one second, at most six times a second on
  * a terminal, one line a minute otherwise. Work done before a resume counts for the share but not
- * for the rate. Thread-safe; one line at a time in a process.
+ * for the rate. The unit "bytes" prints as MB, GB. Thread-safe; one line at a time in a process.
  *
  *     kd_progress_begin("convert", "tiles", total, done_before);
  *     kd_progress_add(n, "layer 3 of 9, expert 17");

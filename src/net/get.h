@@ -28,12 +28,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { KD_GET_PIECE_BYTES = 32 << 20 };
+
 struct kd_get;
 
 /* Zero in any field: the default in parentheses. */
 struct kd_get_opts {
     int jobs;              /* requests at once, at most 64 (8) */
-    int64_t piece_bytes;   /* of one request (32 MiB) */
+    int64_t piece_bytes;   /* of one request (KD_GET_PIECE_BYTES) */
     int64_t rate;          /* bytes a second, over all requests (no limit) */
     int tries;             /* of one piece in a row without a byte received (6) */
     double connect_s;      /* (20) */
@@ -43,6 +45,7 @@ struct kd_get_opts {
     double backoff_s;      /* first wait; doubles up to 30 s (1) */
     bool allow_http;       /* to other hosts than loopback */
     bool allow_private;    /* a redirect may lead into a private network */
+    bool proxied;          /* the environment names a proxy: the address seen is the proxy's */
     bool (*stopped)(void); /* asked several times a second; true ends with KD_ECANCEL */
 };
 

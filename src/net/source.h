@@ -2,10 +2,10 @@
  * and any web folder or file.
  *
  *     k3-nano                     a folder, or one file in it
- *     hf:owner/name[@rev]         the hub's repository at a branch, tag or commit, resolved to a
+ *     hf:owner/name[@rev][/path]  the hub's repository at a branch, tag or commit, resolved to a
  *                                 commit once; files complete in the hub's cache are read there
- *     https://host/folder[/file]  a folder is listed by its safetensors index, else by its page of
- *                                 links; `x-00001-of-00014.gguf` brings its sisters
+ *     https://host/folder[/file]  a folder is listed by its page of links, else by its safetensors
+ *                                 index; `x-00001-of-00014.gguf` brings its sisters
  *
  * A file that was chopped bytewise (NAME.part-01-of-05 ..., NAME.part1of5, NAME-split-aa ...) is
  * one file here. Names are relative paths, checked part by part (kd_name_check, no leading '-').
@@ -74,6 +74,12 @@ const struct kd_source_file *kd_source_at(const struct kd_source *s, int file); 
 int kd_source_find(const struct kd_source *s, const char *name);                /* -1: not there */
 /* The file's bytes on this machine (a local source, or the hub's cache), or NULL. */
 const char *kd_source_path(const struct kd_source *s, int file);
+/* The ETag that came with a remote file's bytes, or "" before the first. */
+const char *kd_source_tag(const struct kd_source *s, int file);
+/* Of a chopped file: its pieces' digests as the source says them (or NULL), and where each begins
+ * and ends. piece counts from 0. */
+const char *kd_source_piece(const struct kd_source *s, int file, int piece, int64_t *begin,
+                            int64_t *bytes);
 const struct kd_source_stats *kd_source_stats(const struct kd_source *s);
 
 /* Asks for sizes that are not known yet: of one file, or of all (file = -1). */
