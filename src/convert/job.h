@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "codec/expert.h"
 #include "convert/rates.h"
-#include "convert/unit.h"
+#include "farm/unit.h"
 #include "model/k3.h"
 #include "text/corpus.h"
 

@@ -1,6 +1,6 @@
 /* Units of work on disk: read back as written, refused when damaged or of another job. */
 #include "base/file.h"
-#include "convert/unit.h"
+#include "farm/unit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* A unit of work from a damaged disk: never read out of bounds, whatever the bytes. */
 #include "base/hash.h"
-#include "convert/unit.h"
+#include "farm/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

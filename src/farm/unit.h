@@ -4,8 +4,8 @@
  *
  * A unit is tied to its job by `digest` (settings, source, rates): a unit of another job is
  * refused. */
-#ifndef KD_CONVERT_UNIT_H
-#define KD_CONVERT_UNIT_H
+#ifndef KD_FARM_UNIT_H
+#define KD_FARM_UNIT_H
 
 #include "base/file.h"
 #include "codec/expert.h"
@@ -37,10 +37,18 @@ struct kd_unit {
     struct kd_unit_info info;
 };
 
+/* The bytes of a unit, which a worker sends and kd_unit_write writes. */
+int kd_unit_bytes(struct kd_buf *out, uint64_t digest, const struct kd_quant_out *const *q,
+                  int count, const struct kd_unit_info *info, struct kd_err *err) KD_MUST;
 int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *const *q, int count,
                   const struct kd_unit_info *info, struct kd_err *err) KD_MUST;
 /* Checks magic, digest, sizes and the hash of all bytes. */
 int kd_unit_open(struct kd_unit *u, const char *path, uint64_t digest, struct kd_err *err) KD_MUST;
+/* The same over bytes in memory (of even address), which outlive u; `name` is for errors. */
+int kd_unit_view(struct kd_unit *u, const void *data, int64_t bytes, const char *name,
+                 uint64_t digest, struct kd_err *err) KD_MUST;
+/* Bytes of the unit that these tensors make: rows and cols of each, and its rate. */
+int64_t kd_unit_size(const int64_t (*shape)[2], const struct kd_rate *rate, int count);
 void kd_unit_close(struct kd_unit *u);
 /* What kd_exl3_put takes. */
 struct kd_exl3_tensor kd_unit_tensor(const struct kd_unit *u, int i);

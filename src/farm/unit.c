@@ -1,4 +1,4 @@
-#include "convert/unit.h"
+#include "farm/unit.h"
 
 #include "base/hash.h"
 
@@ -60,8 +60,24 @@ static int64_t place(struct body *b, const struct kd_quant_out *const *q, int co
     return at;
 }
 
-int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *const *q, int count,
-                  const struct kd_unit_info *info, struct kd_err *err)
+int64_t kd_unit_size(const int64_t (*shape)[2], const struct kd_rate *rate, int count)
+{
+    struct kd_quant_out q[KD_UNIT_TENSORS_MAX];
+    const struct kd_quant_out *list[KD_UNIT_TENSORS_MAX];
+    struct body b;
+    memset(q, 0, sizeof q);
+    for (int i = 0; i < count; i++) {
+        q[i].k = kd_exl3_pad(shape[i][1]);
+        q[i].n = kd_exl3_pad(shape[i][0]);
+        q[i].rate = rate[i];
+        q[i].codes_bytes = q[i].k / 16 * (q[i].n / 16) * (int64_t)kd_rate_tile_bytes(rate[i]);
+        list[i] = &q[i];
+    }
+    return place(&b, list, count);
+}
+
+int kd_unit_bytes(struct kd_buf *out, uint64_t digest, const struct kd_quant_out *const *q,
+                  int count, const struct kd_unit_info *info, struct kd_err *err)
 {
     struct body b;
     struct head h = {.digest = digest, .count = count};
@@ -70,23 +86,30 @@ int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *
     if (info)
         b.info = *info;
     h.bytes = place(&b, q, count);
-    struct kd_buf out;
-    kd_buf_init(&out, (size_t)h.bytes);
-    char *at = kd_buf_grow(&out, (size_t)h.bytes);
-    int rc = kd_buf_ok(&out, "unit of work", err);
-    if (!rc) {
-        memset(at, 0, (size_t)h.bytes);
-        memcpy(at + sizeof h, &b, sizeof b);
-        for (int i = 0; i < count; i++) {
-            const struct entry *e = &b.entry[i];
-            memcpy(at + e->codes_at, q[i]->codes, (size_t)e->codes_bytes);
-            memcpy(at + e->suh_at, q[i]->suh, 2 * (size_t)e->k);
-            memcpy(at + e->svh_at, q[i]->svh, 2 * (size_t)e->n);
-        }
-        h.hash = kd_xxh64(at + sizeof h, (size_t)h.bytes - sizeof h, 0);
-        memcpy(at, &h, sizeof h);
-        rc = kd_file_write(path, out.data, out.size_bytes, err);
+    kd_buf_init(out, (size_t)h.bytes);
+    char *at = kd_buf_grow(out, (size_t)h.bytes);
+    if (kd_buf_ok(out, "unit of work", err))
+        return -1;
+    memset(at, 0, (size_t)h.bytes);
+    memcpy(at + sizeof h, &b, sizeof b);
+    for (int i = 0; i < count; i++) {
+        const struct entry *e = &b.entry[i];
+        memcpy(at + e->codes_at, q[i]->codes, (size_t)e->codes_bytes);
+        memcpy(at + e->suh_at, q[i]->suh, 2 * (size_t)e->k);
+        memcpy(at + e->svh_at, q[i]->svh, 2 * (size_t)e->n);
     }
+    h.hash = kd_xxh64(at + sizeof h, (size_t)h.bytes - sizeof h, 0);
+    memcpy(at, &h, sizeof h);
+    return 0;
+}
+
+int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *const *q, int count,
+                  const struct kd_unit_info *info, struct kd_err *err)
+{
+    struct kd_buf out;
+    int rc = kd_unit_bytes(&out, digest, q, count, info, err);
+    if (!rc)
+        rc = kd_file_write(path, out.data, out.size_bytes, err);
     kd_buf_release(&out);
     return rc;
 }
@@ -110,18 +133,19 @@ static bool check_entry(const struct entry *e, int64_t bytes)
            inside(e->svh_at, 2 * e->n, bytes);
 }
 
-static int parse(struct kd_unit *u, const char *path, uint64_t digest, struct kd_err *err)
+int kd_unit_view(struct kd_unit *u, const void *bytes, int64_t size, const char *path,
+                 uint64_t digest, struct kd_err *err)
 {
+    const uint8_t *data = bytes;
     struct head h;
     struct body b;
-    if (u->map.size_bytes < (int64_t)(sizeof h + sizeof b))
+    if (size < (int64_t)(sizeof h + sizeof b))
         return kd_fail(err, KD_ECORRUPT, "'%s' is too short for a unit of work", path);
-    memcpy(&h, u->map.data, sizeof h);
-    memcpy(&b, u->map.data + sizeof h, sizeof b);
-    if (memcmp(h.magic, magic, sizeof magic) || h.bytes != u->map.size_bytes || h.count < 1 ||
+    memcpy(&h, data, sizeof h);
+    memcpy(&b, data + sizeof h, sizeof b);
+    if (memcmp(h.magic, magic, sizeof magic) || h.bytes != size || h.count < 1 ||
         h.count > KD_UNIT_TENSORS_MAX ||
-        h.hash !=
-            kd_xxh64(u->map.data + sizeof h, (size_t)(u->map.size_bytes - (int64_t)sizeof h), 0))
+        h.hash != kd_xxh64(data + sizeof h, (size_t)(size - (int64_t)sizeof h), 0))
         return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove it and resume", path);
     if (h.digest != digest)
         return kd_fail(err, KD_EINVAL, "'%s' belongs to a conversion with other settings", path);
@@ -132,18 +156,17 @@ static int parse(struct kd_unit *u, const char *path, uint64_t digest, struct kd
         if (!check_entry(e, h.bytes))
             return kd_fail(err, KD_ECORRUPT, "'%s' is damaged; remove it and resume", path);
         u->figures[i] = e->figures;
-        u->mat[i] =
-            (struct kd_mat){.type = KD_MAT_EXL3,
-                            .rows = e->rows,
-                            .cols = e->cols,
-                            .data = u->map.data + e->codes_at,
-                            .ld = e->n / 16,
-                            .rows_padded = e->n,
-                            .cols_padded = e->k,
-                            .suh = (const uint16_t *)(const void *)(u->map.data + e->suh_at),
-                            .svh = (const uint16_t *)(const void *)(u->map.data + e->svh_at),
-                            .rate = {(uint8_t)e->base, (uint16_t)e->mask},
-                            .cb = (enum kd_codebook)e->cb};
+        u->mat[i] = (struct kd_mat){.type = KD_MAT_EXL3,
+                                    .rows = e->rows,
+                                    .cols = e->cols,
+                                    .data = data + e->codes_at,
+                                    .ld = e->n / 16,
+                                    .rows_padded = e->n,
+                                    .cols_padded = e->k,
+                                    .suh = (const uint16_t *)(const void *)(data + e->suh_at),
+                                    .svh = (const uint16_t *)(const void *)(data + e->svh_at),
+                                    .rate = {(uint8_t)e->base, (uint16_t)e->mask},
+                                    .cb = (enum kd_codebook)e->cb};
     }
     return 0;
 }
@@ -153,7 +176,7 @@ int kd_unit_open(struct kd_unit *u, const char *path, uint64_t digest, struct kd
     memset(u, 0, sizeof *u);
     if (kd_file_map(&u->map, path, err))
         return -1;
-    if (parse(u, path, digest, err)) {
+    if (kd_unit_view(u, u->map.data, u->map.size_bytes, path, digest, err)) {
         kd_unit_close(u);
         return -1;
     }

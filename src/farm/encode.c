@@ -1,0 +1,22 @@
+#include "farm/encode.h"
+
+#include <string.h>
+
+/* Alone in its file: a test puts a faulty worker's version in its place. */
+int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
+                   const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err)
+{
+    struct kd_expert_out q;
+    kd_buf_init(out, 0);
+    if (kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, t->spec, &q, err))
+        return -1;
+    struct kd_unit_info info = {.routed_rows = q.routed_rows,
+                                .few_rows = q.fallback,
+                                .all_token_hessian = q.all_token_hessian,
+                                .plain_won = t->plain_won};
+    memcpy(info.hess_digest, q.hess_digest, sizeof q.hess_digest);
+    const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
+    int rc = kd_unit_bytes(out, t->digest, three, 3, &info, err);
+    kd_expert_release(&q);
+    return rc;
+}

@@ -1,0 +1,94 @@
+/* The canary, and the checks of units that come from elsewhere. */
+#include "base/hash.h"
+#include "farm/encode.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "farm_util.h"
+
+static void the_canary_is_one_everywhere(void **state)
+{
+    (void)state;
+    struct kd_err err = {0};
+    char sha[65], again[65];
+    struct kd_run one = {.kern = &farm_kern};
+    assert_int_equal(kd_farm_canary(&one, sha, &err), 0);
+    struct kd_pool *pool;
+    assert_int_equal(kd_pool_open(&pool, 3, &err), 0);
+    struct kd_run many = {.kern = &farm_kern, .pool = pool};
+    assert_int_equal(kd_farm_canary(&many, again, &err), 0);
+    kd_pool_close(pool);
+    assert_string_equal(sha, again);
+    struct kd_kern ref;
+    assert_int_equal(kd_kern_for(&ref, KD_ISA_REF, &err), 0);
+    struct kd_run plain = {.kern = &ref};
+    assert_int_equal(kd_farm_canary(&plain, again, &err), 0);
+    assert_string_equal(sha, again);
+}
+
+/* A unit whose bytes at `at` are changed and whose hash is made right again. */
+static void tamper(struct kd_buf *b, size_t at, unsigned char mask)
+{
+    uint64_t hash;
+    b->data[at] = (char)(b->data[at] ^ mask);
+    hash = kd_xxh64(b->data + 40, b->size_bytes - 40, 0);
+    memcpy(b->data + 16, &hash, 8);
+}
+
+static void wrong_units_are_refused(void **state)
+{
+    (void)state;
+    struct kd_err err = {0};
+    struct farm_layer l;
+    struct kd_run run = {.kern = &farm_kern};
+    struct kd_buf b;
+    struct kd_unit u;
+    farm_layer_make(&l);
+    assert_int_equal(kd_farm_encode(&run, &l.in, &l.task[0], &b, &err), 0);
+    assert_int_equal(b.size_bytes, kd_farm_unit_bytes(&l.task[0]));
+    assert_int_equal(kd_unit_view(&u, b.data, (int64_t)b.size_bytes, "unit", 5, &err), 0);
+    if (kd_farm_check(&run, &l.in, &l.task[0], &u, 16, &err))
+        fail_msg("a sound unit: %s", err.msg);
+    /* The same unit for another expert, and asked for at another rate. */
+    assert_int_equal(kd_farm_check(&run, &l.in, &l.task[1], &u, 16, &err), -1);
+    struct kd_farm_task other = l.task[0];
+    other.spec[1].rate = kd_rate_from16(48);
+    assert_int_equal(kd_farm_check(&run, &l.in, &other, &u, 16, &err), -1);
+    assert_non_null(strstr(err.msg, "rate"));
+    /* Wrong codes with right framing, in each matrix; then a scale that is infinite. */
+    for (int i = 0; i < 3; i++) {
+        size_t at = (size_t)((const char *)u.mat[i].data - b.data);
+        for (size_t k = 0; k < 2000; k += 2)
+            tamper(&b, at + k, 0x5a);
+        struct kd_unit bad;
+        assert_int_equal(kd_unit_view(&bad, b.data, (int64_t)b.size_bytes, "unit", 5, &err), 0);
+        assert_int_equal(kd_farm_check(&run, &l.in, &l.task[0], &bad, 16, &err), -1);
+        assert_non_null(strstr(err.msg, "relative error"));
+        for (size_t k = 0; k < 2000; k += 2)
+            tamper(&b, at + k, 0x5a);
+    }
+    size_t at = (size_t)((const char *)u.mat[2].svh - b.data);
+    b.data[at] = 0, b.data[at + 1] = 0x7c;
+    tamper(&b, at, 0);
+    assert_int_equal(kd_unit_view(&u, b.data, (int64_t)b.size_bytes, "unit", 5, &err), 0);
+    assert_int_equal(kd_farm_check(&run, &l.in, &l.task[0], &u, 16, &err), -1);
+    assert_non_null(strstr(err.msg, "finite"));
+    kd_buf_release(&b);
+    farm_layer_drop(&l);
+}
+
+int main(void)
+{
+    struct kd_err err;
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_canary_is_one_everywhere),
+                                       cmocka_unit_test(wrong_units_are_refused)};
+    if (kd_kern_pick(&farm_kern, &err))
+        return 1;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
