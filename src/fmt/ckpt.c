@@ -2,6 +2,9 @@
 
 #include "base/mem.h"
 #include "base/show.h"
+#include "fmt/gguf.h"
+#include "fmt/gguf_block.h"
+#include "fmt/gguf_config.h"
 #include "fmt/st.h"
 #include "fmt/stindex.h"
 
@@ -27,6 +30,7 @@ struct kd_ckpt {
     int32_t *sorted;           /* place in tensors, by id of names */
     int64_t count;
     int64_t index_total;
+    struct kd_gguf_set gguf; /* part_count 0: it is safetensors */
 };
 
 /* What opening collects: tensors by id of names, before they are sorted. */
@@ -295,6 +299,69 @@ static int open_file(struct gather *g, const char *path, struct kd_err *err)
     return set_shards(ck, &name, 1, err) || add_shard(g, 0, false, err) ? -1 : 0;
 }
 
+static void gguf_tensor(const struct kd_gguf_part *part, const struct kd_gguf_tensor *g,
+                        struct kd_tensor *t)
+{
+    static const struct {
+        int type;
+        enum kd_dtype dtype;
+    } plain[] = {{KD_GT_F32, KD_DT_F32}, {KD_GT_F16, KD_DT_F16}, {KD_GT_BF16, KD_DT_BF16},
+                 {KD_GT_F64, KD_DT_F64}, {KD_GT_I8, KD_DT_I8},   {KD_GT_I16, KD_DT_I16},
+                 {KD_GT_I32, KD_DT_I32}, {KD_GT_I64, KD_DT_I64}};
+    t->dtype = KD_DT_OTHER;
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (plain[i].type == g->type)
+            t->dtype = plain[i].dtype;
+    t->format = t->dtype == KD_DT_OTHER ? kd_gguf_format(g->type) : NULL;
+    const char *name = kd_gguf_type_info(g->type)->name;
+    memcpy(t->dtype_name, name, strlen(name) + 1);
+    t->rank = g->rank;
+    for (int i = 0; i < g->rank; i++)
+        t->shape[i] = g->ne[g->rank - 1 - i];
+    t->bytes = g->bytes;
+    t->data = part->map.data + part->head.data_offset + g->offset;
+}
+
+static int open_gguf(struct gather *g, const char *path, struct kd_err *err)
+{
+    struct kd_ckpt *ck = g->ck;
+    if (kd_gguf_open(&ck->gguf, path, err) ||
+        kd_mem_zero(&ck->shards, ck->gguf.part_count, sizeof *ck->shards, "shards", err))
+        return -1;
+    for (int64_t i = 0; i < ck->gguf.part_count; i++) {
+        const struct kd_gguf_part *part = &ck->gguf.parts[i];
+        const char *slash = strrchr(part->path, '/');
+        struct shard *sh = &ck->shards[ck->shard_count++];
+        sh->present = true; /* its map stays with the set */
+        if (copy_text(&sh->name, slash ? slash + 1 : part->path, err))
+            return -1;
+        for (int64_t j = 0; j < part->head.tensor_count; j++) {
+            struct kd_tensor t = {.shard = (int)i};
+            int64_t id;
+            bool fresh;
+            const char *name = part->head.tensors[j].name;
+            gguf_tensor(part, &part->head.tensors[j], &t);
+            if ((uintptr_t)t.data % (uintptr_t)align_of(&t))
+                return kd_fail(err, KD_ENOTSUP,
+                               "%s: tensor '%s' does not begin on a multiple of its element",
+                               part->path, name);
+            if (kd_names_add(&ck->names, name, strlen(name), &id, &fresh, err))
+                return -1;
+            t.name = ck->names.at[id];
+            kd_buf_add(&g->list, &t, sizeof t);
+        }
+    }
+    /* The folder, for what stands beside the file. */
+    if (kd_file_exists(ck->dir)) {
+        char *slash = strrchr(ck->dir, '/');
+        if (slash)
+            slash[slash == ck->dir] = 0;
+        else
+            memcpy(ck->dir, ".", 2);
+    }
+    return kd_buf_ok(&g->list, path, err) || kd_gguf_config(&ck->config, &ck->gguf, err) ? -1 : 0;
+}
+
 int kd_ckpt_open(struct kd_ckpt **out, const char *dir, bool allow_missing, struct kd_err *err)
 {
     struct kd_ckpt *ck;
@@ -311,7 +378,9 @@ int kd_ckpt_open(struct kd_ckpt **out, const char *dir, bool allow_missing, stru
     struct gather g = {.ck = ck};
     kd_buf_init(&g.list, (size_t)KD_NAMES_MAX * sizeof(struct kd_tensor));
     int rc = copy_text(&ck->dir, dir, err);
-    if (!rc)
+    if (!rc && kd_gguf_is(dir))
+        rc = open_gguf(&g, dir, err);
+    else if (!rc)
         rc = file ? open_file(&g, dir, err) : open_dir(&g, allow_missing, err);
     if (!rc)
         rc = sort(&g, err);
@@ -337,6 +406,7 @@ void kd_ckpt_close(struct kd_ckpt *ck)
     kd_mem_free(ck->tensors);
     kd_mem_free(ck->sorted);
     kd_json_free(ck->config);
+    kd_gguf_close(&ck->gguf);
     kd_mem_free(ck->dir);
     kd_mem_free(ck);
 }
@@ -380,6 +450,11 @@ const char *kd_ckpt_shard_name(const struct kd_ckpt *ck, int shard)
 bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard)
 {
     return ck->shards[shard].present;
+}
+
+const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck)
+{
+    return ck->gguf.part_count ? &ck->gguf : NULL;
 }
 
 int64_t kd_ckpt_index_total(const struct kd_ckpt *ck)

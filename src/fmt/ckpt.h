@@ -1,6 +1,8 @@
 /* A checkpoint on disk: a folder of safetensors shards with or without an index, mapped read-only,
- * or a folder with config.json and the (maybe gzipped) index alone. Names, offsets and sizes are
- * checked against the format's rules (docs/formats/safetensors.md) before anything is used.
+ * or a folder with config.json and the (maybe gzipped) index alone; or a GGUF file, split set or
+ * folder with one, whose keys are told as a config (fmt/gguf_config.h). Names, offsets and sizes
+ * are checked against the format's rules (docs/formats/safetensors.md, gguf.md) before anything is
+ * used.
  *
  *     struct kd_ckpt *ck;
  *     if (kd_ckpt_open(&ck, "k3-nano", err)) ...
@@ -13,6 +15,7 @@
 
 #include "base/err.h"
 #include "base/json.h"
+#include "num/block.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,9 +51,13 @@ struct kd_tensor {
     int64_t bytes;
     const uint8_t *data; /* aligned to its element; NULL when the shard is not there (index only) */
     int shard;           /* index into the shard list */
+    /* GGUF: how its rows (the last dimension) are stored, when dtype is KD_DT_OTHER; else NULL. The
+     * shape is outermost first, as in safetensors. */
+    const struct kd_block_format *format;
 };
 
 struct kd_ckpt;
+struct kd_gguf_set;
 
 /* dir may also name one .safetensors file: then there is no config (kd_ckpt_config is NULL).
  * `allow_missing`: shards named by the index may be absent (inspect, verify on part of a model);
@@ -67,6 +74,8 @@ const char *kd_ckpt_dir(const struct kd_ckpt *ck);
 int kd_ckpt_shard_count(const struct kd_ckpt *ck);
 const char *kd_ckpt_shard_name(const struct kd_ckpt *ck, int shard);
 bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard);
+/* The GGUF behind it, or NULL. */
+const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck);
 /* metadata.total_size of the index, or -1 without an index. */
 int64_t kd_ckpt_index_total(const struct kd_ckpt *ck);
 /* The pages of these tensors' bytes may leave memory (they are clean). */

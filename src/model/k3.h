@@ -39,7 +39,7 @@ struct kd_k3_layer {
     /* KDA */
     struct kd_mat q, k, v, f_a, f_b, b;
     float *q_conv, *k_conv, *v_conv; /* [channels][conv] */
-    float *a_log;                    /* [heads] */
+    float *decay;                    /* exp(A_log), [heads] */
     float *dt_bias;                  /* [heads*dim] */
     float *o_norm;                   /* [dim] */
     /* MLA */
@@ -55,6 +55,7 @@ struct kd_k3_layer {
     struct kd_mat routed_down, routed_up;
     float *routed_norm; /* [latent] */
     void *owned;        /* block behind the vectors */
+    void *owned_kv_b;   /* GGUF: kv_b put together again, else NULL */
 };
 
 /* Tensor names: "language_model.model.layers.3.self_attn.q_proj" style, found with or without the

@@ -3,6 +3,7 @@
 #define KD_MODEL_K3_INT_H
 
 #include "model/k3.h"
+#include "num/logsum.h"
 
 #include <stdatomic.h>
 
@@ -20,6 +21,11 @@ void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *
  */
 void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x,
                 int64_t n, float *out);
+/* exp(A_log) of one head, as every loader and writer has it: kd_exp64 rounded to float. */
+static inline float kd_k3_decay_of(float a_log)
+{
+    return a_log < 700 ? (float)kd_exp64((double)a_log) : (float)kd_exp64(700);
+}
 /* Log decay g[kda_dim] of one head; ea = exp(A_log), tmp[2 * kda_dim]. */
 void kd_k3_decay(const struct kd_kern *k, const struct kd_k3_cfg *c, const float *z,
                  const float *dt_bias, float ea, float *tmp, float *g);

@@ -388,18 +388,16 @@ int kd_k3_kda_core(const struct kd_run *r, const struct kd_k3_cfg *c, const stru
                         .segs = segs,
                         .y = y,
                         .mem_each = scratch_floats(c->kda_dim)};
-    float *buf, *ea;
-    int64_t floats = T * (5 * ch + c->kda_dim + L->heads) + L->heads + threads * j.mem_each;
+    float *buf;
+    int64_t floats = T * (5 * ch + c->kda_dim + L->heads) + threads * j.mem_each;
     if (kd_mem_new(&buf, floats, sizeof *buf, "KDA scratch", err))
         return -1;
     j.mem = buf;
-    ea = buf + threads * j.mem_each;
-    j.ea = ea;
-    int rc = project(r, c, L, x, T, ea + L->heads, &j, err);
+    j.ea = L->decay;
+    int rc = project(r, c, L, x, T, buf + threads * j.mem_each, &j, err);
     for (int64_t i = 0; i < seg_count && !rc; i++)
         rc = segs[i].draft ? kd_k3_undo_reserve(segs[i].state, c, L->heads, err) : 0;
     if (!rc) {
-        r->kern->exp(L->a_log, ea, L->heads);
         kd_pool_run(r->pool, seg_count * L->heads, head_item, &j);
         for (int64_t i = 0; i < seg_count; i++)
             segs[i].state->pos += segs[i].count;

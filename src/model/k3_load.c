@@ -1,5 +1,7 @@
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
+#include "fmt/gguf.h"
+#include "fmt/gguf_block.h"
 #include "model/k3_int.h"
 #include "model/k3_names.h"
 #include "num/half.h"
@@ -7,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_MAX_BYTES = 256 };
+enum { NAME_MAX_BYTES = 256, KEY_MAX_BYTES = 128 };
 
 static const char *const prefixes[] = {"language_model.", ""};
 
@@ -25,13 +27,31 @@ static const struct kd_tensor *find(const struct kd_ckpt *ck, int64_t layer, con
                                     const char *suffix)
 {
     char name[NAME_MAX_BYTES];
-    for (int p = 0; p < 2; p++) {
-        name_of(name, p, layer, key, suffix);
-        const struct kd_tensor *t = kd_ckpt_find(ck, name);
-        if (t)
-            return t;
+    const struct kd_tensor *t = NULL;
+    if (kd_ckpt_gguf(ck)) {
+        char full[KEY_MAX_BYTES];
+        snprintf(full, sizeof full, "%s%s", key, suffix);
+        for (int at = 0; !t && kd_k3_gguf_name(&at, layer, full, name, sizeof name);)
+            t = kd_ckpt_find(ck, name);
+        return t;
     }
-    return NULL;
+    for (int p = 0; !t && p < 2; p++) {
+        name_of(name, p, layer, key, suffix);
+        t = kd_ckpt_find(ck, name);
+    }
+    return t;
+}
+
+static int missing(const struct kd_ckpt *ck, int64_t layer, const char *key, const char *suffix,
+                   struct kd_err *err)
+{
+    char name[NAME_MAX_BYTES], full[KEY_MAX_BYTES];
+    int at = 0;
+    snprintf(full, sizeof full, "%s%s", key, suffix);
+    if (kd_ckpt_gguf(ck) && kd_k3_gguf_name(&at, layer, full, name, sizeof name))
+        return kd_fail(err, KD_ECORRUPT, "tensor %s is missing", name);
+    name_of(name, 0, layer, key, suffix);
+    return kd_fail(err, KD_ECORRUPT, "tensor %s is missing (also without 'language_model.')", name);
 }
 
 static int not_there(const struct kd_ckpt *ck, const struct kd_tensor *t, struct kd_err *err)
@@ -44,12 +64,8 @@ int kd_k3_tensor(const struct kd_ckpt *ck, int64_t layer, const char *suffix,
                  const struct kd_tensor **t, struct kd_err *err)
 {
     *t = find(ck, layer, suffix, "");
-    if (!*t) {
-        char name[NAME_MAX_BYTES];
-        name_of(name, 0, layer, suffix, "");
-        return kd_fail(err, KD_ECORRUPT, "tensor %s is missing (also without 'language_model.')",
-                       name);
-    }
+    if (!*t)
+        return missing(ck, layer, suffix, "", err);
     return (*t)->rank < 0 || (!(*t)->data && (*t)->bytes) ? not_there(ck, *t, err) : 0;
 }
 
@@ -135,8 +151,9 @@ static int load_vec(struct arena *a, const char *suffix, int64_t count, float **
     return load_rows(a, suffix, count, 1, 1, 0, count, out, err);
 }
 
-/* The file pads A_log to the head width; the first `heads` entries count. */
-static int load_a_log(struct arena *a, int64_t heads, int64_t lo, int64_t hi, float **out,
+/* exp(A_log), correctly rounded but for the last bit now and then; a GGUF holds its negative. The
+ * file may pad A_log to the head width; the first `heads` entries count. */
+static int load_decay(struct arena *a, int64_t heads, int64_t lo, int64_t hi, float **out,
                       struct kd_err *err)
 {
     const struct kd_tensor *t;
@@ -150,7 +167,19 @@ static int load_a_log(struct arena *a, int64_t heads, int64_t lo, int64_t hi, fl
     if (wide > 1 || n < heads)
         return check_shape(t, 1, &heads, err);
     *out = take(a, hi - lo);
-    return read_floats(t, lo, hi - lo, *out, err);
+    if (read_floats(t, lo, hi - lo, *out, err))
+        return -1;
+    for (int64_t i = 0; i < hi - lo; i++) {
+        float v = (*out)[i];
+        if (!kd_ckpt_gguf(a->ck))
+            (*out)[i] = v == v ? kd_k3_decay_of(v) : v;
+        else if (v > 0)
+            return kd_fail(err, KD_ECORRUPT, "tensor %s: %g is not -exp of anything", t->name,
+                           (double)v);
+        else
+            (*out)[i] = -v;
+    }
+    return 0;
 }
 
 /* norm .* proj of an attention-residual query. */
@@ -158,6 +187,8 @@ static int load_res(struct arena *a, const char *norm, const char *proj, int64_t
                     float **out, struct kd_err *err)
 {
     float *p, *keep;
+    if (kd_ckpt_gguf(a->ck)) /* folded there */
+        return load_vec(a, proj, hidden, out, err);
     if (load_vec(a, norm, hidden, out, err))
         return -1;
     keep = a->next;
@@ -231,20 +262,66 @@ static int mxfp4_mat(const struct kd_ckpt *ck, const struct kd_tensor *packed,
     return 0;
 }
 
+/* A tensor's rows as they are stored; `skip` bytes of other matrices stand before them. */
+static int plain_mat(const struct kd_tensor *t, int64_t skip, int64_t rows, int64_t cols,
+                     struct kd_mat *out, struct kd_err *err)
+{
+    const struct kd_block_format *f = t->dtype == KD_DT_F16 ? kd_gguf_format(KD_GT_F16) : t->format;
+    *out = (struct kd_mat){.rows = rows, .cols = cols, .data = t->data + skip, .ld = cols};
+    if (t->dtype == KD_DT_F32 || t->dtype == KD_DT_BF16) {
+        out->type = t->dtype == KD_DT_F32 ? KD_MAT_F32 : KD_MAT_BF16;
+    } else if (f && cols % f->elems == 0) {
+        out->type = KD_MAT_BLOCK;
+        out->format = f;
+        out->ld = cols / f->elems * f->bytes;
+    } else {
+        return kd_fail(err, KD_ENOTSUP,
+                       "tensor %s: type %s; a matrix is F32, F16, BF16, MXFP4, EXL3 or a type of "
+                       "GGUF that holds weights",
+                       t->name, t->dtype_name);
+    }
+    return 0;
+}
+
+/* One expert's part of the tensor that holds those of a whole layer. */
+static int stacked_mat(const struct kd_ckpt *ck, int64_t layer, int64_t expert, char w,
+                       int64_t rows, int64_t cols, struct kd_mat *out, struct kd_err *err)
+{
+    char key[] = "block_sparse_moe.experts.*.w1";
+    key[sizeof key - 2] = w;
+    const struct kd_tensor *t = find(ck, layer, key, ".weight");
+    if (!t)
+        return missing(ck, layer, key, ".weight", err);
+    const int64_t want[3] = {t->shape[0], rows, cols};
+    if (check_shape(t, 3, want, err))
+        return -1;
+    if (expert >= t->shape[0])
+        return kd_fail(err, KD_ECORRUPT, "tensor %s holds %lld experts, not %lld", t->name,
+                       (long long)t->shape[0], (long long)expert + 1);
+    return plain_mat(t, t->bytes / t->shape[0] * expert, rows, cols, out, err);
+}
+
 int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows, int64_t cols,
               struct kd_mat *out, struct kd_err *err)
 {
+    long long expert;
+    char w, end;
+    if (kd_ckpt_gguf(ck) &&
+        sscanf(key, "block_sparse_moe.experts.%lld.w%c%c", &expert, &w, &end) == 2)
+        return stacked_mat(ck, layer, expert, w, rows, cols, out, err);
     const struct kd_tensor *t = find(ck, layer, key, ".weight");
     if (!t) {
         const struct kd_tensor *packed = find(ck, layer, key, ".weight_packed");
         if (packed)
             return mxfp4_mat(ck, packed, find(ck, layer, key, ".weight_scale"), rows, cols, out,
                              err);
-        bool found;
-        if (exl3_mat(ck, layer, key, rows, cols, out, &found, err))
+        bool found = false;
+        if (!kd_ckpt_gguf(ck) && exl3_mat(ck, layer, key, rows, cols, out, &found, err))
             return -1;
         if (found)
             return 0;
+        if (kd_ckpt_gguf(ck))
+            return missing(ck, layer, key, ".weight", err);
         char name[NAME_MAX_BYTES];
         name_of(name, 0, layer, key, "");
         return kd_fail(err, KD_ECORRUPT,
@@ -255,17 +332,7 @@ int kd_k3_mat(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t 
     if (t->rank < 0 || !t->data)
         return not_there(ck, t, err);
     const int64_t want[2] = {rows, cols};
-    if (check_shape(t, 2, want, err))
-        return -1;
-    if (t->dtype != KD_DT_F32 && t->dtype != KD_DT_BF16)
-        return kd_fail(err, KD_ENOTSUP, "tensor %s: type %s; a matrix is F32, BF16, MXFP4 or EXL3",
-                       t->name, t->dtype_name);
-    *out = (struct kd_mat){.type = t->dtype == KD_DT_F32 ? KD_MAT_F32 : KD_MAT_BF16,
-                           .rows = rows,
-                           .cols = cols,
-                           .data = t->data,
-                           .ld = cols};
-    return 0;
+    return check_shape(t, 2, want, err) ? -1 : plain_mat(t, 0, rows, cols, out, err);
 }
 
 int kd_k3_mat_part(const struct kd_ckpt *ck, int64_t layer, const char *key, int64_t rows,
@@ -330,9 +397,60 @@ static int load_kda(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
         load_rows(a, "self_attn.k_conv1d.weight", all, 1, c->conv, r0, r1, &L->k_conv, err) ||
         load_rows(a, "self_attn.v_conv1d.weight", all, 1, c->conv, r0, r1, &L->v_conv, err) ||
         load_rows(a, "self_attn.dt_bias", all, 1, 1, r0, r1, &L->dt_bias, err) ||
-        load_a_log(a, c->kda_heads, h0, h1, &L->a_log, err))
+        load_decay(a, c->kda_heads, h0, h1, &L->decay, err))
         return -1;
     return load_vec(a, "self_attn.o_norm.weight", d, &L->o_norm, err);
+}
+
+/* kv_b of a GGUF: rows of keys (stored transposed, latent by channel) and of values, head by head.
+ * The only matrix that is copied; BF16 where both are, else floats. */
+static int gguf_kv_b(struct kd_k3_layer *L, const struct kd_k3_cfg *c, const struct kd_ckpt *ck,
+                     int64_t h0, int64_t h1, struct kd_err *err)
+{
+    int64_t nope = c->nope, v = c->v_dim, lat = c->kv_lora, rows = (h1 - h0) * (nope + v);
+    const int64_t kshape[3] = {c->heads, lat, nope}, vshape[3] = {c->heads, v, lat};
+    const struct kd_tensor *k = find(ck, L->index, "self_attn.kv_b_proj", ".weight");
+    char name[NAME_MAX_BYTES];
+    snprintf(name, sizeof name, "blk.%lld.attn_v_b.weight", (long long)L->index);
+    const struct kd_tensor *vt = kd_ckpt_find(ck, name);
+    struct kd_mat km, vm;
+    if (!k || !vt)
+        return k ? kd_fail(err, KD_ECORRUPT, "tensor %s is missing", name)
+                 : missing(ck, L->index, "self_attn.kv_b_proj", ".weight", err);
+    if (check_shape(k, 3, kshape, err) || check_shape(vt, 3, vshape, err) ||
+        plain_mat(k, 0, c->heads * lat, nope, &km, err) ||
+        plain_mat(vt, 0, c->heads * v, lat, &vm, err))
+        return -1;
+    bool half = km.type == KD_MAT_BF16 && vm.type == KD_MAT_BF16;
+    if (kd_mem_new(&L->owned_kv_b, rows * lat, half ? 2 : 4, "kv_b", err))
+        return -1;
+    const struct kd_run alone = {0}; /* rows of plain types need no kernels */
+    float *all = L->owned_kv_b, *line;
+    uint16_t *halves = L->owned_kv_b;
+    if (kd_mem_new(&line, nope > lat ? nope : lat, sizeof *line, "kv_b", err))
+        return -1;
+    int rc = 0;
+    for (int64_t h = h0; h < h1 && !rc; h++)
+        for (int64_t r = 0; r < lat + v && !rc; r++) {
+            bool key = r < lat;
+            int64_t n = key ? nope : lat, row = (h - h0) * (nope + v);
+            rc = key ? kd_mat_row(&alone, &km, h * lat + r, line, err)
+                     : kd_mat_row(&alone, &vm, h * v + r - lat, line, err);
+            for (int64_t i = 0; i < n; i++) {
+                int64_t at = key ? (row + i) * lat + r : (row + nope + r - lat) * lat + i;
+                if (half)
+                    halves[at] = (uint16_t)(kd_f32_bits(line[i]) >> 16);
+                else
+                    all[at] = line[i];
+            }
+        }
+    kd_mem_free(line);
+    L->kv_b = (struct kd_mat){.type = half ? KD_MAT_BF16 : KD_MAT_F32,
+                              .rows = rows,
+                              .cols = lat,
+                              .data = L->owned_kv_b,
+                              .ld = lat};
+    return rc;
 }
 
 static int load_mla(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct arena *a,
@@ -349,8 +467,9 @@ static int load_mla(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
                        c->q_lora, &L->q_b, err) ||
         kd_k3_mat(ck, l, "self_attn.kv_a_proj_with_mqa", c->kv_lora + c->rope, hid, &L->kv_a,
                   err) ||
-        kd_k3_mat_part(ck, l, "self_attn.kv_b_proj", n * kd, c->kv_lora, h0 * kd, h1 * kd, 0,
-                       c->kv_lora, &L->kv_b, err) ||
+        (kd_ckpt_gguf(ck) ? gguf_kv_b(L, c, ck, h0, h1, err)
+                          : kd_k3_mat_part(ck, l, "self_attn.kv_b_proj", n * kd, c->kv_lora,
+                                           h0 * kd, h1 * kd, 0, c->kv_lora, &L->kv_b, err)) ||
         kd_k3_mat_part(ck, l, "self_attn.g_proj", n * v, hid, h0 * v, h1 * v, 0, hid, &L->g, err) ||
         kd_k3_mat_part(ck, l, "self_attn.o_proj", hid, n * v, 0, hid, h0 * v, h1 * v, &L->o, err))
         return -1;
@@ -423,11 +542,15 @@ int kd_k3_known(const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck, struct kd
     struct kd_k3_name name;
     if (kd_k3_map_init(&map, cfg, kd_ckpt_config(ck), err))
         return -1;
-    for (int64_t i = 0; i < kd_ckpt_count(ck); i++)
-        if (!kd_k3_name_parse(&map, kd_ckpt_at(ck, i)->name, &name))
+    for (int64_t i = 0; i < kd_ckpt_count(ck); i++) {
+        const struct kd_tensor *t = kd_ckpt_at(ck, i);
+        if (!kd_k3_name_parse(&map, t->name, &name))
             return kd_fail(err, KD_ENOTSUP,
-                           "tensor %s is not known here, so no forward pass is run",
-                           kd_ckpt_at(ck, i)->name);
+                           "tensor %s is not known here, so no forward pass is run", t->name);
+        /* The experts of a GGUF: not only the first of them must be there. */
+        if (kd_ckpt_gguf(ck) && name.rank == 3 && check_shape(t, 3, name.shape, err))
+            return -1;
+    }
     return 0;
 }
 
@@ -457,6 +580,7 @@ int kd_k3_layer_load(struct kd_k3_layer *L, const struct kd_k3_cfg *cfg, const s
 void kd_k3_layer_release(struct kd_k3_layer *L)
 {
     kd_mem_free(L->owned);
+    kd_mem_free(L->owned_kv_b);
     memset(L, 0, sizeof *L);
 }
 

@@ -45,76 +45,135 @@ static const struct row {
     bool bare; /* the name ends here: no ".weight" */
     bool f32;  /* the release stores it as F32, else BF16 */
     uint8_t dims[KD_K3_DIMS_MAX];
+    /* In a GGUF, after "blk.N." and without ".weight"; NULL: not there (folded into another, or not
+     * text). */
+    const char *gguf;
 } rows[] = {
-    {"block_sparse_moe.experts.*.w1", KD_K3_ROUTED, ON_EXPERT, 0, 0, {MOE, LATENT}},
-    {"block_sparse_moe.experts.*.w2", KD_K3_ROUTED, ON_EXPERT, 0, 0, {LATENT, MOE}},
-    {"block_sparse_moe.experts.*.w3", KD_K3_ROUTED, ON_EXPERT, 0, 0, {MOE, LATENT}},
-    {"input_layernorm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}},
-    {"post_attention_layernorm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}},
-    {"self_attention_res_norm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}},
-    {"self_attention_res_proj", KD_K3_NORMS, EVERY, 0, 0, {ONE, HIDDEN}},
-    {"mlp_res_norm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}},
-    {"mlp_res_proj", KD_K3_NORMS, EVERY, 0, 0, {ONE, HIDDEN}},
-    {"self_attn.q_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}},
-    {"self_attn.k_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}},
-    {"self_attn.v_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}},
-    {"self_attn.g_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}},
-    {"self_attn.q_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}},
-    {"self_attn.k_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}},
-    {"self_attn.v_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}},
-    {"self_attn.f_a_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_DIM, HIDDEN}},
-    {"self_attn.f_b_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, KDA_DIM}},
-    {"self_attn.b_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_HEADS, HIDDEN}},
-    {"self_attn.A_log", KD_K3_KDA, ON_KDA, 1, 1, {KDA_ALOG}},
-    {"self_attn.dt_bias", KD_K3_KDA, ON_KDA, 1, 1, {KDA_CH}},
-    {"self_attn.o_norm", KD_K3_KDA, ON_KDA, 0, 1, {KDA_DIM}},
-    {"self_attn.o_proj", KD_K3_KDA, ON_KDA, 0, 0, {HIDDEN, KDA_CH}},
-    {"self_attn.q_a_proj", KD_K3_MLA, ON_MLA, 0, 0, {Q_LORA, HIDDEN}},
-    {"self_attn.q_a_layernorm", KD_K3_MLA, ON_MLA, 0, 0, {Q_LORA}},
-    {"self_attn.q_b_proj", KD_K3_MLA, ON_MLA, 0, 0, {Q_ROWS, Q_LORA}},
-    {"self_attn.kv_a_proj_with_mqa", KD_K3_MLA, ON_MLA, 0, 0, {KV_A_ROWS, HIDDEN}},
-    {"self_attn.kv_a_layernorm", KD_K3_MLA, ON_MLA, 0, 0, {KV_LORA}},
-    {"self_attn.kv_b_proj", KD_K3_MLA, ON_MLA, 0, 0, {KV_B_ROWS, KV_LORA}},
-    {"self_attn.g_proj", KD_K3_MLA, ON_MLA, 0, 0, {MLA_CH, HIDDEN}},
-    {"self_attn.o_proj", KD_K3_MLA, ON_MLA, 0, 0, {HIDDEN, MLA_CH}},
-    {"mlp.gate_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {DENSE, HIDDEN}},
-    {"mlp.up_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {DENSE, HIDDEN}},
-    {"mlp.down_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {HIDDEN, DENSE}},
-    {"block_sparse_moe.gate", KD_K3_ROUTER, ON_MOE, 0, 0, {EXPERTS, HIDDEN}},
-    {"block_sparse_moe.gate.e_score_correction_bias", KD_K3_ROUTER, ON_MOE, 1, 1, {EXPERTS}},
-    {"block_sparse_moe.routed_expert_down_proj", KD_K3_LATENT, ON_MOE, 0, 0, {LATENT, HIDDEN}},
-    {"block_sparse_moe.routed_expert_norm", KD_K3_LATENT, ON_MOE, 0, 0, {LATENT}},
-    {"block_sparse_moe.routed_expert_up_proj", KD_K3_LATENT, ON_MOE, 0, 0, {HIDDEN, LATENT}},
-    {"block_sparse_moe.shared_experts.gate_proj", KD_K3_SHARED, ON_MOE, 0, 0, {SHARED, HIDDEN}},
-    {"block_sparse_moe.shared_experts.up_proj", KD_K3_SHARED, ON_MOE, 0, 0, {SHARED, HIDDEN}},
-    {"block_sparse_moe.shared_experts.down_proj", KD_K3_SHARED, ON_MOE, 0, 0, {HIDDEN, SHARED}},
-    {"model.embed_tokens", KD_K3_EMBED, GLOBAL, 0, 0, {VOCAB, HIDDEN}},
-    {"lm_head", KD_K3_HEAD, GLOBAL, 0, 0, {VOCAB, HIDDEN}},
-    {"model.norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}},
-    {"model.output_attn_res_norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}},
-    {"model.output_attn_res_proj", KD_K3_FINAL, GLOBAL, 0, 0, {ONE, HIDDEN}},
+    {"block_sparse_moe.experts.*.w1",
+     KD_K3_ROUTED,
+     ON_EXPERT,
+     0,
+     0,
+     {MOE, LATENT},
+     "ffn_gate_exps"},
+    {"block_sparse_moe.experts.*.w2",
+     KD_K3_ROUTED,
+     ON_EXPERT,
+     0,
+     0,
+     {LATENT, MOE},
+     "ffn_down_exps"},
+    {"block_sparse_moe.experts.*.w3", KD_K3_ROUTED, ON_EXPERT, 0, 0, {MOE, LATENT}, "ffn_up_exps"},
+    {"input_layernorm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}, "attn_norm"},
+    {"post_attention_layernorm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}, "ffn_norm"},
+    {"self_attention_res_norm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}, NULL},
+    {"self_attention_res_proj", KD_K3_NORMS, EVERY, 0, 0, {ONE, HIDDEN}, "attn_res_score"},
+    {"mlp_res_norm", KD_K3_NORMS, EVERY, 0, 0, {HIDDEN}, NULL},
+    {"mlp_res_proj", KD_K3_NORMS, EVERY, 0, 0, {ONE, HIDDEN}, "ffn_res_score"},
+    {"self_attn.q_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}, "attn_q"},
+    {"self_attn.k_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}, "attn_k"},
+    {"self_attn.v_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}, "attn_v"},
+    {"self_attn.g_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, HIDDEN}, "ssm_g"},
+    {"self_attn.q_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}, "ssm_conv1d_q"},
+    {"self_attn.k_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}, "ssm_conv1d_k"},
+    {"self_attn.v_conv1d", KD_K3_KDA, ON_KDA, 0, 1, {KDA_CH, ONE, CONV}, "ssm_conv1d_v"},
+    {"self_attn.f_a_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_DIM, HIDDEN}, "ssm_f_a"},
+    {"self_attn.f_b_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_CH, KDA_DIM}, "ssm_f_b"},
+    {"self_attn.b_proj", KD_K3_KDA, ON_KDA, 0, 0, {KDA_HEADS, HIDDEN}, "ssm_beta"},
+    {"self_attn.A_log", KD_K3_KDA, ON_KDA, 1, 1, {KDA_ALOG}, "ssm_a"},
+    {"self_attn.dt_bias", KD_K3_KDA, ON_KDA, 1, 1, {KDA_CH}, "ssm_dt.bias"},
+    {"self_attn.o_norm", KD_K3_KDA, ON_KDA, 0, 1, {KDA_DIM}, "ssm_norm"},
+    {"self_attn.o_proj", KD_K3_KDA, ON_KDA, 0, 0, {HIDDEN, KDA_CH}, "attn_output"},
+    {"self_attn.q_a_proj", KD_K3_MLA, ON_MLA, 0, 0, {Q_LORA, HIDDEN}, "attn_q_a"},
+    {"self_attn.q_a_layernorm", KD_K3_MLA, ON_MLA, 0, 0, {Q_LORA}, "attn_q_a_norm"},
+    {"self_attn.q_b_proj", KD_K3_MLA, ON_MLA, 0, 0, {Q_ROWS, Q_LORA}, "attn_q_b"},
+    {"self_attn.kv_a_proj_with_mqa", KD_K3_MLA, ON_MLA, 0, 0, {KV_A_ROWS, HIDDEN}, "attn_kv_a_mqa"},
+    {"self_attn.kv_a_layernorm", KD_K3_MLA, ON_MLA, 0, 0, {KV_LORA}, "attn_kv_a_norm"},
+    {"self_attn.kv_b_proj", KD_K3_MLA, ON_MLA, 0, 0, {KV_B_ROWS, KV_LORA}, "attn_k_b"},
+    {"self_attn.g_proj", KD_K3_MLA, ON_MLA, 0, 0, {MLA_CH, HIDDEN}, "attn_gate"},
+    {"self_attn.o_proj", KD_K3_MLA, ON_MLA, 0, 0, {HIDDEN, MLA_CH}, "attn_output"},
+    {"mlp.gate_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {DENSE, HIDDEN}, "ffn_gate"},
+    {"mlp.up_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {DENSE, HIDDEN}, "ffn_up"},
+    {"mlp.down_proj", KD_K3_DENSE, ON_DENSE, 0, 0, {HIDDEN, DENSE}, "ffn_down"},
+    {"block_sparse_moe.gate", KD_K3_ROUTER, ON_MOE, 0, 0, {EXPERTS, HIDDEN}, "ffn_gate_inp"},
+    {"block_sparse_moe.gate.e_score_correction_bias",
+     KD_K3_ROUTER,
+     ON_MOE,
+     1,
+     1,
+     {EXPERTS},
+     "exp_probs_b.bias"},
+    {"block_sparse_moe.routed_expert_down_proj",
+     KD_K3_LATENT,
+     ON_MOE,
+     0,
+     0,
+     {LATENT, HIDDEN},
+     "ffn_routed_down"},
+    {"block_sparse_moe.routed_expert_norm",
+     KD_K3_LATENT,
+     ON_MOE,
+     0,
+     0,
+     {LATENT},
+     "ffn_routed_norm"},
+    {"block_sparse_moe.routed_expert_up_proj",
+     KD_K3_LATENT,
+     ON_MOE,
+     0,
+     0,
+     {HIDDEN, LATENT},
+     "ffn_routed_up"},
+    {"block_sparse_moe.shared_experts.gate_proj",
+     KD_K3_SHARED,
+     ON_MOE,
+     0,
+     0,
+     {SHARED, HIDDEN},
+     "ffn_gate_shexp"},
+    {"block_sparse_moe.shared_experts.up_proj",
+     KD_K3_SHARED,
+     ON_MOE,
+     0,
+     0,
+     {SHARED, HIDDEN},
+     "ffn_up_shexp"},
+    {"block_sparse_moe.shared_experts.down_proj",
+     KD_K3_SHARED,
+     ON_MOE,
+     0,
+     0,
+     {HIDDEN, SHARED},
+     "ffn_down_shexp"},
+    {"model.embed_tokens", KD_K3_EMBED, GLOBAL, 0, 0, {VOCAB, HIDDEN}, "token_embd"},
+    {"lm_head", KD_K3_HEAD, GLOBAL, 0, 0, {VOCAB, HIDDEN}, "output"},
+    {"model.norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}, "output_norm"},
+    {"model.output_attn_res_norm", KD_K3_FINAL, GLOBAL, 0, 0, {HIDDEN}, NULL},
+    {"model.output_attn_res_proj", KD_K3_FINAL, GLOBAL, 0, 0, {ONE, HIDDEN}, "output_res_score"},
     {"vision_tower.patch_embed.proj",
      KD_K3_VISION,
      ON_VISION,
      0,
      0,
-     {V_HIDDEN, THREE, V_PATCH, V_PATCH}},
+     {V_HIDDEN, THREE, V_PATCH, V_PATCH},
+     NULL},
     {"vision_tower.patch_embed.pos_emb",
      KD_K3_VISION,
      ON_VISION,
      0,
      0,
-     {V_POS_H, V_POS_W, V_HIDDEN}},
-    {"vision_tower.encoder.final_layernorm", KD_K3_VISION, ON_VISION, 0, 0, {V_HIDDEN}},
-    {"norm0", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}},
-    {"norm1", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}},
-    {"wqkv", KD_K3_VISION, ON_BLOCK, 0, 0, {V_QKV3, V_HIDDEN}},
-    {"wo", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN, V_QKV}},
-    {"mlp.fc0", KD_K3_VISION, ON_BLOCK, 0, 0, {V_INTER, V_HIDDEN}},
-    {"mlp.fc1", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN, V_INTER}},
-    {"mm_projector.proj.0", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_MERGED, V_MERGED}},
-    {"mm_projector.proj.2", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_TEXT, V_MERGED}},
-    {"mm_projector.post_norm", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_TEXT}},
+     {V_POS_H, V_POS_W, V_HIDDEN},
+     NULL},
+    {"vision_tower.encoder.final_layernorm", KD_K3_VISION, ON_VISION, 0, 0, {V_HIDDEN}, NULL},
+    {"norm0", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}, NULL},
+    {"norm1", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN}, NULL},
+    {"wqkv", KD_K3_VISION, ON_BLOCK, 0, 0, {V_QKV3, V_HIDDEN}, NULL},
+    {"wo", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN, V_QKV}, NULL},
+    {"mlp.fc0", KD_K3_VISION, ON_BLOCK, 0, 0, {V_INTER, V_HIDDEN}, NULL},
+    {"mlp.fc1", KD_K3_VISION, ON_BLOCK, 0, 0, {V_HIDDEN, V_INTER}, NULL},
+    {"mm_projector.proj.0", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_MERGED, V_MERGED}, NULL},
+    {"mm_projector.proj.2", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_TEXT, V_MERGED}, NULL},
+    {"mm_projector.post_norm", KD_K3_PROJECTOR, ON_VISION, 0, 0, {V_TEXT}, NULL},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 _Static_assert((int)ROWS <= (int)KD_K3_ROWS_MAX, "callers keep arrays of KD_K3_ROWS_MAX");
@@ -223,6 +282,8 @@ int64_t kd_k3_row_expect(const struct kd_k3_map *m, int row, int64_t layer)
     for (int i = 0; i < KD_K3_DIMS_MAX && r->dims[i]; i++)
         if (!dim(m, r->dims[i]))
             return 0;
+    if (m->gguf)
+        return r->gguf != NULL;
     return r->where == ON_EXPERT ? m->cfg->experts : 1;
 }
 
@@ -306,6 +367,11 @@ static bool starts(const char **s, const char *with)
     return true;
 }
 
+static const char *weight(const struct row *r)
+{
+    return r->bare ? "" : ".weight";
+}
+
 /* Shape, dtype and parameters of one part of a row. */
 static bool describe(const struct kd_k3_map *m, const struct row *r, const char *suffix,
                      struct kd_k3_name *out)
@@ -330,7 +396,7 @@ static bool describe(const struct kd_k3_map *m, const struct row *r, const char 
         d[rank] = dim(m, (enum dim)r->dims[rank]);
         out->params *= d[rank];
     }
-    if (!strcmp(suffix, r->bare ? "" : ".weight")) {
+    if (!strcmp(suffix, weight(r))) {
         out->part = KD_K3_PLAIN;
         out->dtype = r->f32 ? "F32" : "BF16";
         out->rank = rank;
@@ -382,8 +448,73 @@ static bool parse_rest(const struct kd_k3_map *m, const char *rest, bool block,
     return false;
 }
 
+/* The one tensor more than its row has a name for: the value rows of kv_b. */
+static const char gguf_v_b[] = "attn_v_b", gguf_k_b[] = "attn_k_b";
+
+/* What a GGUF's tensor stands for; outermost dimension first. */
+static void describe_gguf(const struct kd_k3_map *m, const struct row *r, bool v_b,
+                          struct kd_k3_name *out)
+{
+    const struct kd_k3_cfg *c = m->cfg;
+    int64_t *s = out->shape;
+    out->part = KD_K3_PLAIN;
+    out->params = 1;
+    if (r->where == ON_EXPERT)
+        s[out->rank++] = c->experts;
+    for (int i = 0; i < KD_K3_DIMS_MAX && r->dims[i]; i++)
+        if (r->dims[i] != ONE) /* written or not */
+            s[out->rank++] = r->dims[i] == KDA_ALOG ? c->kda_heads : dim(m, (enum dim)r->dims[i]);
+    if (r->dims[0] == KV_B_ROWS) {
+        out->rank = 3;
+        s[0] = c->heads;
+        s[1] = v_b ? c->v_dim : c->kv_lora;
+        s[2] = v_b ? c->kv_lora : c->nope;
+    }
+    for (int i = 0; i < out->rank; i++)
+        out->params *= s[i];
+}
+
+static bool parse_gguf(const struct kd_k3_map *m, const char *name, struct kd_k3_name *out)
+{
+    if (starts(&name, "blk.") && !number(&name, m->cfg->layers, &out->layer))
+        return false;
+    const char *rest = name;
+    bool v_b = starts(&rest, gguf_v_b);
+    for (out->row = 0; out->row < ROWS; out->row++) {
+        const struct row *r = &rows[out->row];
+        if (!v_b)
+            rest = name;
+        if (!r->gguf || (v_b ? strcmp(r->gguf, gguf_k_b) != 0 : !starts(&rest, r->gguf)) ||
+            strcmp(rest, weight(r)) != 0 || !in_layer(m, r, out->layer))
+            continue;
+        out->rank = 0;
+        describe_gguf(m, r, v_b, out);
+        return true;
+    }
+    return false;
+}
+
+bool kd_k3_gguf_name(int *at, int64_t layer, const char *key, char *out, size_t size)
+{
+    for (; *at < ROWS; ++*at) {
+        const struct row *r = &rows[*at];
+        size_t n = strlen(r->base);
+        if (!r->gguf || strncmp(key, r->base, n) != 0 || strcmp(key + n, weight(r)) != 0)
+            continue;
+        if (layer < 0)
+            snprintf(out, size, "%s%s", r->gguf, weight(r));
+        else
+            snprintf(out, size, "blk.%lld.%s%s", (long long)layer, r->gguf, weight(r));
+        ++*at;
+        return true;
+    }
+    return false;
+}
+
 static bool parse(const struct kd_k3_map *m, const char *name, struct kd_k3_name *out)
 {
+    if (!strncmp(name, "blk.", 4) || !strncmp(name, "output", 6) || !strncmp(name, "token_", 6))
+        return parse_gguf(m, name, out);
     starts(&name, "language_model.");
     if (starts(&name, "model.layers.")) {
         if (!number(&name, m->cfg->layers, &out->layer))

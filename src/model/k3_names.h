@@ -1,7 +1,7 @@
 /* What a tensor's name means in a Kimi K3: which part of the model, which layer and expert, and the
  * shape and dtype that the config asks for. One table for inspect, planning and accounting. Names
- * are taken with or without the "language_model." prefix; matrices as plain weights, MXFP4 or EXL3.
- */
+ * are taken with or without the "language_model." prefix; matrices as plain weights, MXFP4 or EXL3;
+ * and names of a GGUF, where all experts of a layer are one tensor. */
 #ifndef KD_MODEL_K3_NAMES_H
 #define KD_MODEL_K3_NAMES_H
 
@@ -45,6 +45,7 @@ struct kd_k3_vision {
 
 struct kd_k3_map {
     const struct kd_k3_cfg *cfg;
+    bool gguf; /* kd_k3_row_expect counts a GGUF's tensors; names are taken of both kinds */
     struct kd_k3_vision vision;
 };
 
@@ -62,6 +63,10 @@ struct kd_k3_name {
     int64_t rows,
         cols; /* the matrix (outputs x inputs) behind packed, scale and EXL3 parts, else 0 */
 };
+
+/* The names that a GGUF may have for "self_attn.g_proj.weight" and the like of a layer (-1: of
+ * none): start with *at = 0; false when there are no more. Two kinds of layer share some keys. */
+bool kd_k3_gguf_name(int *at, int64_t layer, const char *key, char *out, size_t size);
 
 /* cfg must stay. A vision_config out of bounds is an error. */
 int kd_k3_map_init(struct kd_k3_map *m, const struct kd_k3_cfg *cfg, const struct kd_json *config,
