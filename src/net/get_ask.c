@@ -113,6 +113,7 @@ double kd_ask_backoff(struct kd_get *g, int tries, double asked)
 }
 
 /* Looks at the address that a connection really goes to: a name may lead where its owner likes. */
+// curl says the types: NOLINTNEXTLINE(readability-non-const-parameter)
 static int on_connect(void *ctx, char *ip, char *local, int port, int local_port)
 {
     struct kd_get_slot *s = ctx;

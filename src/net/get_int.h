@@ -3,8 +3,8 @@
 #define KD_NET_GET_INT_H
 
 #include "base/assert.h"
-#include "net/answer.h"
 #include "net/get.h"
+#include "net/get_answer.h"
 #include "net/url.h"
 
 #include <curl/curl.h>
@@ -77,8 +77,8 @@ int kd_ask_allowed(const struct kd_get *g, const char *url, struct kd_err *err) 
 /* Where a redirect leads: the new address in *url (owned), and whether it is another origin. */
 int kd_ask_hop(const struct kd_get *g, const struct kd_answer *a, char **url, bool *elsewhere,
                struct kd_err *err) KD_MUST;
-/* A copy of a text in *out, which is freed first. */
-int kd_ask_copy(char **out, const char *text, struct kd_err *err) KD_MUST;
+/* A copy of an address in *out, which is freed first. */
+int kd_ask_copy(char **out, const char *url, struct kd_err *err) KD_MUST;
 /* True for a broken connection that may do better next time. */
 bool kd_ask_broken(CURLcode code);
 /* The sentence for a refusal: status, host, the server's words. */

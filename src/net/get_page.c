@@ -43,6 +43,7 @@ static int on_progress(void *ctx, curl_off_t total, curl_off_t now, curl_off_t u
     return a->g->o.stopped && a->g->o.stopped();
 }
 
+// curl says the types: NOLINTNEXTLINE(readability-non-const-parameter)
 static int on_connect(void *ctx, char *ip, char *local, int port, int local_port)
 {
     struct ask *a = ctx;

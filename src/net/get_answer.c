@@ -1,4 +1,4 @@
-#include "net/answer.h"
+#include "net/get_answer.h"
 
 #include "base/show.h"
 

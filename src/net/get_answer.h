@@ -1,7 +1,7 @@
 /* The head of one HTTP answer to a range request, line by line as it comes, and what may be said of
  * it. Pure: no connection here. One answer belongs to one thread. */
-#ifndef KD_NET_ANSWER_H
-#define KD_NET_ANSWER_H
+#ifndef KD_NET_GET_ANSWER_H
+#define KD_NET_GET_ANSWER_H
 
 #include "base/err.h"
 
