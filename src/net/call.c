@@ -18,7 +18,7 @@ enum { KEY_BYTES_MAX = 4096, KEY_FILE_BYTES_MAX = 1 << 16, WHY_BYTES_MAX = 1 << 
 
 struct kd_client {
     CURL *curl;
-    struct curl_slist *get, *post; /* headers of each */
+    struct curl_slist *get, *post, *put; /* headers of each */
     struct kd_client_opts o;
     bool answered, too_large;
     struct kd_reply *reply; /* while a try runs */
@@ -149,13 +149,21 @@ static int make_headers(struct kd_client *c, struct kd_err *err)
     int rc = add_header(&c->get, "Accept: application/json", err) ||
              add_header(&c->post, "Accept: application/json", err) ||
              add_header(&c->post, "Content-Type: application/json", err) ||
-             add_header(&c->post, "Expect:", err);
-    if (rc || !c->o.key_file)
+             add_header(&c->post, "Expect:", err) ||
+             add_header(&c->put, "Content-Type: application/octet-stream", err) ||
+             add_header(&c->put, "Expect:", err);
+    if (rc || (!c->o.key_file && !c->o.key))
         return rc ? -1 : 0;
-    rc = kd_key_read(key, sizeof key, c->o.key_file, err);
+    if (!c->o.key)
+        rc = kd_key_read(key, sizeof key, c->o.key_file, err);
+    else if (snprintf(key, sizeof key, "%s", c->o.key) >= (int)sizeof key)
+        rc = kd_fail(err, KD_EINVAL, "the key is too long");
     if (!rc) {
         snprintf(line, sizeof line, "Authorization: Bearer %s", key);
-        rc = add_header(&c->get, line, err) || add_header(&c->post, line, err) ? -1 : 0;
+        rc = add_header(&c->get, line, err) || add_header(&c->post, line, err) ||
+                     add_header(&c->put, line, err)
+                 ? -1
+                 : 0;
     }
     explicit_bzero(key, sizeof key);
     explicit_bzero(line, sizeof line);
@@ -177,6 +185,16 @@ static void fixed_options(struct kd_client *c)
     curl_easy_setopt(h, CURLOPT_XFERINFODATA, c);
     curl_easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
     curl_easy_setopt(h, CURLOPT_ERRORBUFFER, c->text);
+    if (c->o.ca_pem) {
+        union {
+            const char *in;
+            void *out;
+        } pem = {.in = c->o.ca_pem}; /* copied by curl */
+        struct curl_blob ca = {
+            .data = pem.out, .len = strlen(c->o.ca_pem), .flags = CURL_BLOB_COPY};
+        curl_easy_setopt(h, CURLOPT_CAINFO_BLOB, &ca);
+        curl_easy_setopt(h, CURLOPT_CAPATH, NULL);
+    }
 }
 
 int kd_client_open(struct kd_client **call, const struct kd_client_opts *o, struct kd_err *err)
@@ -214,6 +232,7 @@ void kd_client_close(struct kd_client *c)
         curl_easy_cleanup(c->curl);
     curl_slist_free_all(c->get);
     curl_slist_free_all(c->post);
+    curl_slist_free_all(c->put);
     curl_global_cleanup();
     kd_mem_free(c);
 }
@@ -268,8 +287,8 @@ static CURLcode try_once(struct kd_client *c, struct kd_reply *r)
     return rc;
 }
 
-int kd_client_send(struct kd_client *c, const char *url, const char *body, size_t bytes,
-                   struct kd_reply *r, struct kd_err *err)
+static int send_it(struct kd_client *c, const char *url, const char *method, const void *body,
+                   size_t bytes, struct kd_reply *r, struct kd_err *err)
 {
     char shown[200];
     bool loopback;
@@ -278,13 +297,18 @@ int kd_client_send(struct kd_client *c, const char *url, const char *body, size_
     kd_show_text(shown, sizeof shown, url);
     curl_easy_setopt(c->curl, CURLOPT_URL, url);
     curl_easy_setopt(c->curl, CURLOPT_PROXY, loopback ? "" : NULL);
-    curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, body ? c->post : c->get);
+    curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER,
+                     !body                    ? c->get
+                     : !strcmp(method, "PUT") ? c->put
+                                              : c->post);
     if (body) {
         curl_easy_setopt(c->curl, CURLOPT_POST, 1L);
         curl_easy_setopt(c->curl, CURLOPT_POSTFIELDS, body);
         curl_easy_setopt(c->curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)bytes);
+        curl_easy_setopt(c->curl, CURLOPT_CUSTOMREQUEST, method);
     } else {
         curl_easy_setopt(c->curl, CURLOPT_HTTPGET, 1L);
+        curl_easy_setopt(c->curl, CURLOPT_CUSTOMREQUEST, NULL);
     }
     for (int attempt = 1;; attempt++) {
         double pause = 1 << (attempt < 10 ? attempt - 1 : 9);
@@ -306,6 +330,18 @@ int kd_client_send(struct kd_client *c, const char *url, const char *body, size_
         if (wait_for(c, pause, err))
             return -1;
     }
+}
+
+int kd_client_send(struct kd_client *c, const char *url, const char *body, size_t bytes,
+                   struct kd_reply *r, struct kd_err *err)
+{
+    return send_it(c, url, "POST", body, bytes, r, err);
+}
+
+int kd_client_put(struct kd_client *c, const char *url, const void *body, size_t bytes,
+                  struct kd_reply *r, struct kd_err *err)
+{
+    return send_it(c, url, "PUT", body, bytes, r, err);
 }
 
 void kd_reply_why(char *out, size_t size, const char *body, size_t bytes)

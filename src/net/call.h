@@ -22,6 +22,8 @@
 
 struct kd_client_opts {
     const char *key_file;     /* first line that is neither empty nor a # comment; NULL: no key */
+    const char *key;          /* instead of the file: one word; NULL: no key */
+    const char *ca_pem;       /* the only authority trusted, as text; NULL: the system's */
     bool allow_http;          /* plain http to other machines too */
     double connect_s;         /* 0: 10 s */
     double total_s;           /* of one try, from its begin to the last byte; 0: 600 s */
@@ -48,6 +50,9 @@ void kd_client_close(struct kd_client *c);
  * over its limit; KD_ECANCEL: stop; KD_EUSAGE: the URL. Each names the URL. */
 int kd_client_send(struct kd_client *c, const char *url, const char *body, size_t bytes,
                    struct kd_reply *r, struct kd_err *err) KD_MUST;
+/* The same for bytes under a name: PUT, application/octet-stream. */
+int kd_client_put(struct kd_client *c, const char *url, const void *body, size_t bytes,
+                  struct kd_reply *r, struct kd_err *err) KD_MUST;
 /* Returns -1 with KD_EREMOTE: "URL answered 400: what the server says". */
 int kd_reply_fail(const struct kd_reply *r, const char *url, struct kd_err *err);
 /* The sentence in an error body ({"error":{"message"}}, {"error"}, {"message"}, {"detail"}, or the
