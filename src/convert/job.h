@@ -90,6 +90,12 @@ int kd_job_stop_check(const struct kd_job *j, struct kd_err *err) KD_MUST;
 /* An error when one of the n activations is not finite: a weight that is NaN or infinite shows
  * here, also where it is in a tensor that stays as stored. `what` names them. */
 int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err) KD_MUST;
+/* An error that names the tensor: a NaN or infinite value in what is kept as stored or in lm_head,
+ * or a scale of MXFP4 that is NaN. Reads those tensors once. */
+int kd_job_sound(const struct kd_job *j, struct kd_err *err) KD_MUST;
+/* Units of a shard that an earlier run left: each is read; a damaged one is set aside under another
+ * name, said in the log, and so made again. */
+int kd_job_mend(const struct kd_job *j, int32_t shard, struct kd_err *err) KD_MUST;
 /* Rows of a stream file, fp32 in memory, the settings' precision on disk. */
 int64_t kd_job_stream_bytes(const struct kd_job *j);
 void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T,

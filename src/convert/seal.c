@@ -17,6 +17,36 @@ int kd_job_unit_path(const struct kd_job *j, const struct kd_out_tensor *t, char
     return kd_job_path(j, out, size, err, "%03d/%s.unit", t->shard, name);
 }
 
+int kd_job_mend(const struct kd_job *j, int32_t shard, struct kd_err *err)
+{
+    char path[4096], last[4096] = "", aside[4096 + 16];
+    struct kd_unit unit;
+    struct kd_err why;
+    for (int64_t i = j->rates.shard_first[shard]; i < j->rates.shard_first[shard + 1]; i++) {
+        if (!j->rates.t[i].quantized)
+            continue;
+        if (kd_job_unit_path(j, &j->rates.t[i], path, sizeof path, err))
+            return -1;
+        if (!strcmp(path, last) || !kd_file_exists(path))
+            continue;
+        memcpy(last, path, sizeof last); /* an expert's three tensors share a unit */
+        if (!kd_unit_open(&unit, path, j->digest, &why)) {
+            kd_unit_close(&unit);
+            continue;
+        }
+        if (why.code != KD_ECORRUPT) {
+            *err = why;
+            return -1;
+        }
+        snprintf(aside, sizeof aside, "%s.damaged", path);
+        if (rename(path, aside))
+            return kd_fail_sys(err, "cannot set '%s' aside", path);
+        kd_log(KD_LOG_WARN, "convert", "unit=\"%s\" msg=\"damaged; set aside and made again\"",
+               path);
+    }
+    return 0;
+}
+
 /* The stream before layer 0: the embedding of every calibration token. */
 int kd_job_start(struct kd_job *j, struct kd_err *err)
 {
@@ -26,7 +56,11 @@ int kd_job_start(struct kd_job *j, struct kd_err *err)
     if (kd_job_path(j, path, sizeof path, err, "stream.000"))
         return -1;
     /* A later stream means that this one was made and maybe dropped. */
-    if (j->finished || kd_file_exists(path) || kd_job_shard_done(j, 0))
+    if (j->finished)
+        return 0;
+    if (kd_job_sound(j, err))
+        return -1;
+    if (kd_file_exists(path) || kd_job_shard_done(j, 0))
         return 0;
     if (kd_k3_ends_load(&ends, &j->cfg, j->ck, err))
         return -1;
@@ -174,7 +208,7 @@ static int head(struct kd_job *j, struct kd_err *err)
     if (!t || kd_job_shard_done(j, shard))
         return 0;
     if (kd_job_path(j, path, sizeof path, err, "%03d", shard) || kd_dir_make(path, err) ||
-        kd_k3_ends_load(&ends, &j->cfg, j->ck, err))
+        kd_job_mend(j, shard, err) || kd_k3_ends_load(&ends, &j->cfg, j->ck, err))
         return -1;
     struct kd_layer_work w;
     memset(&w, 0, sizeof w);

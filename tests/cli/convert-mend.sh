@@ -32,11 +32,36 @@ sed 's/"hidden_size": 128/"hidden_size": 129/' "$config" >"$work/odd.json"
 "$KONDENSE" synth "$work/odd" --config "$work/odd.json" >/dev/null
 "$KONDENSE" generate "$work/odd" --ids 1,2 -n 1 >/dev/null
 
-# NaN in a tensor that is never quantized (the first is a convolution) is an error, not a model of noise.
-cp -r "$work/src" "$work/nan"
-shard=$work/nan/model-00001-of-000004.safetensors
-head=$(od -An -tu8 -N8 "$shard" | tr -d ' ')
-printf '\377%.0s' $(seq 512) | dd of="$shard" bs=1 seek=$((8 + head)) conv=notrunc status=none
+# Values that are no numbers are an error that names them, never a model: in what stays as stored, in what is
+# quantized, among the scales of MXFP4; numbers too large to compute with, at the first activation.
+spoil() { # TENSOR BYTES [SOURCE]: a copy of the source with these bytes (octal) at the tensor's begin
+    local shard head at
+    rm -rf "$work/nan" "$work/dst"
+    cp -r "$work/${3:-src}" "$work/nan"
+    for shard in "$work/nan"/*.safetensors; do
+        head=$(od -An -tu8 -N8 "$shard" | tr -d ' ')
+        at=$(head -c $((8 + head)) "$shard" | grep -ao "\"$1\":{[^}]*}" | sed 's/.*"data_offsets":\[\([0-9]*\).*/\1/') || continue
+        test -n "$at" || continue
+        printf "$2" | dd of="$shard" bs=1 seek=$((8 + head + at)) conv=notrunc status=none
+        return 0
+    done
+    echo "no tensor $1"
+    exit 1
+}
+lm=language_model
+for t in model.norm.weight model.output_attn_res_norm.weight model.layers.1.input_layernorm.weight lm_head.weight; do
+    spoil $lm.$t '\0\0\300\177'
+    fails 1 "$t: element 1 is NaN or infinite" convert "$work/nan" "$work/dst" $args --bpw 2
+done
+spoil $lm.model.layers.1.block_sparse_moe.gate.e_score_correction_bias '\0\0\200\377'
+fails 1 "e_score_correction_bias: element 0 is NaN" convert "$work/nan" "$work/dst" $args --bpw 2
+spoil $lm.model.layers.2.block_sparse_moe.experts.1.w2.weight_scale '\177\377'
+fails 1 "layer 2: expert 1: .* weight at row 0, column 32 is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
+spoil $lm.model.layers.2.block_sparse_moe.experts.1.w2.weight_scale '\177\377' thin
+fails 1 "w2.weight_scale: element 1 is a NaN scale (255)" convert "$work/nan" "$work/dst" $args --bpw 2
+spoil $lm.model.layers.0.self_attn.v_proj.weight '\0\0\300\177'
+fails 1 "layers.0.self_attn.v_proj: weight at row 0, column 1 is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
+spoil $lm.model.layers.0.self_attn.o_norm.weight "$(printf '\\377\\377\\177\\177%.0s' $(seq 128))"
 fails 1 "layer 0: attn_out: an activation is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
 rm -r "$work/dst"
 
@@ -74,6 +99,25 @@ printf 'XYZ' | dd of="$work/torn/.work/stream.001" bs=1 seek=600 conv=notrunc st
 fails 1 "damaged; remove" convert "$work/src" "$work/torn" $args --bpw 2 --resume
 rm "$work/lost/.work/stream.001"
 fails 1 "lost; remove" convert "$work/src" "$work/lost" $args --bpw 2 --resume
+
+# Work files that were damaged while nobody ran are set aside and made again: the same bytes in the end.
+"$KONDENSE" convert "$work/src" "$work/hurt" $args --bpw 2 >/dev/null 2>&1 &
+pid=$!
+while test -z "$(ls "$work"/hurt/.work/001/*.unit 2>/dev/null)" && kill -0 $pid 2>/dev/null; do sleep 0.002; done
+kill -9 $pid
+wait $pid 2>/dev/null || true
+n=0
+for u in "$work"/hurt/.work/0??/*.unit; do
+    case $((n++ % 3)) in
+    0) printf 'XYZ' | dd of="$u" bs=1 seek=300 conv=notrunc status=none ;;
+    1) head -c 40 "$u" >"$u.cut" && mv "$u.cut" "$u" ;;
+    2) : >"$u" ;;
+    esac
+done
+test $n -gt 0 || { echo "no unit to damage"; exit 1; }
+"$KONDENSE" convert "$work/src" "$work/hurt" $args --bpw 2 --resume >/dev/null 2>"$work/err" || { cat "$work/err"; exit 1; }
+test "$(grep -c 'damaged; set aside' "$work/err")" -eq $n || { cat "$work/err"; exit 1; }
+diff -r -x convert.log "$work/whole/2" "$work/hurt"
 
 # A mix takes no folder that holds something, and leaves nothing of one that failed.
 mkdir "$work/mine" && echo keep >"$work/mine/notes"
