@@ -146,6 +146,23 @@ static int insert(struct kd_bpe *b, int32_t rank, struct kd_err *err)
     return 0;
 }
 
+/* The table from bytes to rank. */
+static int index_ranks(struct kd_bpe *b, struct kd_err *err)
+{
+    for (int64_t r = 0; r < b->count; r++)
+        if (b->begin[r + 1] - b->begin[r] > b->longest_bytes)
+            b->longest_bytes = b->begin[r + 1] - b->begin[r];
+    for (int64_t r = 0; r < b->count; r++)
+        if (insert(b, (int32_t)r, err))
+            return -1;
+    for (unsigned c = 0; c < 256; c++) {
+        uint8_t byte = (uint8_t)c;
+        if (kd_bpe_rank(b, &byte, 1) < 0)
+            return kd_fail(err, KD_ECORRUPT, "no token for the byte 0x%02x", c);
+    }
+    return 0;
+}
+
 static int fill(struct kd_bpe *b, const struct line *by_rank, struct kd_err *err)
 {
     uint32_t at = 0;
@@ -158,20 +175,9 @@ static int fill(struct kd_bpe *b, const struct line *by_rank, struct kd_err *err
         b->begin[r] = at;
         at += (uint32_t)n;
         b->begin[r + 1] = at;
-        if (n > b->longest_bytes)
-            b->longest_bytes = n;
     }
-    for (int64_t r = 0; r < b->count; r++)
-        if (insert(b, (int32_t)r, err))
-            return -1;
-    for (unsigned c = 0; c < 256; c++) {
-        uint8_t byte = (uint8_t)c;
-        if (kd_bpe_rank(b, &byte, 1) < 0)
-            return kd_fail(err, KD_ECORRUPT, "no token for the byte 0x%02x", c);
-    }
-    return 0;
+    return index_ranks(b, err);
 }
-
 static int read_lines(struct line *by_rank, int64_t count, const char *text, size_t bytes,
                       struct kd_err *err)
 {
@@ -193,6 +199,44 @@ static int read_lines(struct line *by_rank, int64_t count, const char *text, siz
     return 0;
 }
 
+/* Room for b->count tokens of `bytes` bytes in all. */
+static int make_room(struct kd_bpe *b, int64_t bytes, struct kd_err *err)
+{
+    if (b->count < 256 || b->count > RANKS_MAX || bytes > UINT32_MAX)
+        return kd_fail(err, KD_ECORRUPT, "%lld tokens, expected 256 to %d", (long long)b->count,
+                       RANKS_MAX);
+    int64_t slots = 1024;
+    while (slots < 3 * b->count)
+        slots *= 2;
+    b->mask = (uint64_t)slots - 1;
+    if (kd_mem_new(&b->bytes, bytes, 1, "tokens", err) ||
+        kd_mem_new(&b->begin, b->count + 1, sizeof *b->begin, "tokens", err) ||
+        kd_mem_new(&b->slot, slots, sizeof *b->slot, "tokens", err))
+        return -1;
+    memset(b->slot, 0xff, (size_t)slots * sizeof *b->slot);
+    return 0;
+}
+
+int kd_bpe_open_list(struct kd_bpe *b, const uint8_t *bytes, const uint32_t *begin, int64_t count,
+                     struct kd_err *err)
+{
+    memset(b, 0, sizeof *b);
+    b->count = count;
+    int rc = make_room(b, count >= 0 ? begin[count] : 0, err);
+    for (int64_t r = 0; !rc && r < count; r++)
+        if (begin[r + 1] <= begin[r] || begin[r + 1] - begin[r] > TOKEN_BYTES_MAX)
+            rc = kd_fail(err, KD_ECORRUPT, "token %lld has not 1 to %d bytes", (long long)r,
+                         TOKEN_BYTES_MAX);
+    if (!rc) {
+        memcpy(b->bytes, bytes, begin[count]);
+        memcpy(b->begin, begin, (size_t)(count + 1) * sizeof *begin);
+        rc = index_ranks(b, err);
+    }
+    if (rc)
+        kd_bpe_close(b);
+    return rc;
+}
+
 int kd_bpe_open(struct kd_bpe *b, const char *text, size_t bytes, struct kd_err *err)
 {
     memset(b, 0, sizeof *b);
@@ -201,25 +245,12 @@ int kd_bpe_open(struct kd_bpe *b, const char *text, size_t bytes, struct kd_err 
     int64_t number = 0;
     while (next_line(&at, text + bytes, &s, &n, &number))
         b->count++;
-    if (b->count < 256 || b->count > RANKS_MAX || bytes > UINT32_MAX)
-        return kd_fail(err, KD_ECORRUPT, "%lld tokens, expected 256 to %d", (long long)b->count,
-                       RANKS_MAX);
-    int64_t slots = 1024;
-    while (slots < 3 * b->count)
-        slots *= 2;
-    b->mask = (uint64_t)slots - 1;
     struct line *by_rank = NULL;
-    int rc = kd_mem_zero(&by_rank, b->count, sizeof *by_rank, "tokens", err);
+    int rc = make_room(b, bytes > INT64_MAX ? INT64_MAX : (int64_t)bytes, err);
     if (!rc)
-        rc = kd_mem_new(&b->bytes, (int64_t)bytes, 1, "tokens", err);
+        rc = kd_mem_zero(&by_rank, b->count, sizeof *by_rank, "tokens", err);
     if (!rc)
-        rc = kd_mem_new(&b->begin, b->count + 1, sizeof *b->begin, "tokens", err);
-    if (!rc)
-        rc = kd_mem_new(&b->slot, slots, sizeof *b->slot, "tokens", err);
-    if (!rc) {
-        memset(b->slot, 0xff, (size_t)slots * sizeof *b->slot);
         rc = read_lines(by_rank, b->count, text, bytes, err);
-    }
     if (!rc)
         rc = fill(b, by_rank, err);
     kd_mem_free(by_rank);

@@ -22,6 +22,10 @@ struct kd_bpe {
 /* `text`: a tiktoken.model file, one "base64 rank" a line. Refuses gaps, duplicates, a missing
  * single byte and tokens over 1,024 bytes. */
 int kd_bpe_open(struct kd_bpe *b, const char *text, size_t bytes, struct kd_err *err) KD_MUST;
+/* The same from tokens one after the other: `bytes` holds those of all ranks, begin[r] where rank r
+ * begins (count + 1 entries). Copies. */
+int kd_bpe_open_list(struct kd_bpe *b, const uint8_t *bytes, const uint32_t *begin, int64_t count,
+                     struct kd_err *err) KD_MUST;
 void kd_bpe_close(struct kd_bpe *b);
 /* Rank of a token, or -1. */
 int32_t kd_bpe_rank(const struct kd_bpe *b, const uint8_t *s, size_t bytes);

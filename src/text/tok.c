@@ -4,26 +4,14 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/opt.h"
-#include "text/bpe.h"
+#include "fmt/gguf.h"
 #include "text/split.h"
-#include "text/uclass.h"
+#include "text/tok_int.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    SPECIALS = 256,
-    SPECIAL_BYTES_MAX = 256,
-    MODEL_BYTES_MAX = 256 << 20,
-    CONFIG_BYTES_MAX = 16 << 20
-};
-
-struct kd_tok {
-    struct kd_uclass classes;
-    struct kd_bpe bpe;
-    char *special[SPECIALS]; /* contents, each NUL-terminated */
-    size_t special_bytes[SPECIALS];
-};
+enum { SPECIAL_BYTES_MAX = 256, MODEL_BYTES_MAX = 256 << 20, CONFIG_BYTES_MAX = 16 << 20 };
 
 static int ids_reserve(struct kd_ids *ids, int64_t more, struct kd_err *err)
 {
@@ -57,7 +45,7 @@ void kd_ids_release(struct kd_ids *ids)
     memset(ids, 0, sizeof *ids);
 }
 
-static int set_special(struct kd_tok *t, int64_t slot, const char *content, size_t bytes,
+int kd_tok_set_special(struct kd_tok *t, int64_t slot, const char *content, size_t bytes,
                        struct kd_err *err)
 {
     if (!bytes || bytes > SPECIAL_BYTES_MAX || memchr(content, 0, bytes))
@@ -79,32 +67,33 @@ static int read_special(struct kd_tok *t, const struct kd_json *table, struct kd
     struct kd_json *v;
     while (kd_json_next(table, &iter, &key, &v)) {
         int64_t id;
-        if (kd_parse_int(key, t->bpe.count, t->bpe.count + SPECIALS - 1, &id, err))
+        if (kd_parse_int(key, t->bpe.count, t->bpe.count + KD_TOK_SPECIALS - 1, &id, err))
             return kd_fail(err, KD_ECORRUPT, "added token '%.40s' is not in %lld to %lld", key,
-                           (long long)t->bpe.count, (long long)(t->bpe.count + SPECIALS - 1));
+                           (long long)t->bpe.count,
+                           (long long)(t->bpe.count + KD_TOK_SPECIALS - 1));
         size_t bytes;
         const char *content = kd_json_text(kd_json_get(v, "content"), &bytes);
         if (!content)
             return kd_fail(err, KD_ECORRUPT, "added token %.40s has no content", key);
         if (t->special[id - t->bpe.count])
             return kd_fail(err, KD_ECORRUPT, "added token %lld is there twice", (long long)id);
-        if (set_special(t, id - t->bpe.count, content, bytes, err))
+        if (kd_tok_set_special(t, id - t->bpe.count, content, bytes, err))
             return -1;
     }
     return 0;
 }
 
 /* Names the slots that the configuration leaves open, and refuses two of one name. */
-static int complete_special(struct kd_tok *t, struct kd_err *err)
+int kd_tok_complete(struct kd_tok *t, struct kd_err *err)
 {
-    for (int64_t i = 0; i < SPECIALS; i++) {
+    for (int64_t i = 0; i < KD_TOK_SPECIALS; i++) {
         char name[64];
         int n =
             snprintf(name, sizeof name, "<|reserved_token_%lld|>", (long long)(t->bpe.count + i));
-        if (!t->special[i] && set_special(t, i, name, (size_t)n, err))
+        if (!t->special[i] && kd_tok_set_special(t, i, name, (size_t)n, err))
             return -1;
     }
-    for (int i = 0; i < SPECIALS; i++)
+    for (int i = 0; i < KD_TOK_SPECIALS; i++)
         for (int j = 0; j < i; j++)
             if (!strcmp(t->special[i], t->special[j]))
                 return kd_fail(err, KD_ECORRUPT, "two added tokens are '%s'", t->special[i]);
@@ -132,7 +121,7 @@ static int load(struct kd_tok *t, const char *dir, struct kd_err *err)
     const struct kd_json *table = kd_json_get(config, "added_tokens_decoder");
     if (kd_json_kind(table) != KD_JSON_OBJECT)
         rc = kd_fail(err, KD_ECORRUPT, "'added_tokens_decoder' is missing");
-    else if (read_special(t, table, err) || complete_special(t, err))
+    else if (read_special(t, table, err) || kd_tok_complete(t, err))
         rc = -1;
     kd_json_free(config);
     return rc ? kd_wrap(err, "%s", path) : 0;
@@ -144,7 +133,17 @@ int kd_tok_open(struct kd_tok **tok, const char *dir, struct kd_err *err)
     struct kd_tok *t;
     if (kd_mem_zero(&t, 1, sizeof *t, "tokenizer", err))
         return -1;
-    if (kd_uclass_open(&t->classes, err) || load(t, dir, err)) {
+    char beside[4096];
+    bool keys = false;
+    int rc = kd_uclass_open(&t->classes, err);
+    if (!rc && kd_gguf_is(dir)) {
+        rc = kd_tok_load_gguf(t, dir, &keys, err);
+        kd_tok_folder(beside, sizeof beside, dir);
+        dir = beside;
+    }
+    if (!rc && !keys)
+        rc = load(t, dir, err);
+    if (rc) {
         kd_tok_close(t);
         return -1;
     }
@@ -156,16 +155,21 @@ void kd_tok_close(struct kd_tok *tok)
 {
     if (!tok)
         return;
-    for (int i = 0; i < SPECIALS; i++)
+    for (int i = 0; i < KD_TOK_SPECIALS; i++)
         kd_mem_free(tok->special[i]);
     kd_bpe_close(&tok->bpe);
     kd_uclass_close(&tok->classes);
     kd_mem_free(tok);
 }
 
+int32_t kd_tok_rank(const struct kd_tok *tok, const char *text, size_t bytes)
+{
+    return kd_bpe_rank(&tok->bpe, (const uint8_t *)text, bytes);
+}
+
 int64_t kd_tok_vocab(const struct kd_tok *tok)
 {
-    return tok->bpe.count + SPECIALS;
+    return tok->bpe.count + KD_TOK_SPECIALS;
 }
 
 int kd_tok_encode(const struct kd_tok *tok, const char *text, size_t bytes, struct kd_ids *out,
@@ -221,7 +225,7 @@ int kd_tok_decode(const struct kd_tok *tok, const int32_t *ids, int64_t count, s
 
 int32_t kd_tok_special(const struct kd_tok *tok, const char *content)
 {
-    for (int i = 0; i < SPECIALS; i++)
+    for (int i = 0; i < KD_TOK_SPECIALS; i++)
         if (!strcmp(tok->special[i], content))
             return (int32_t)tok->bpe.count + i;
     return -1;
@@ -231,7 +235,7 @@ int32_t kd_tok_special_at(const struct kd_tok *tok, const char *text, size_t lef
 {
     int32_t id = -1;
     *bytes = 0;
-    for (int i = 0; i < SPECIALS && left; i++) {
+    for (int i = 0; i < KD_TOK_SPECIALS && left; i++) {
         size_t n = tok->special_bytes[i];
         if (*text == *tok->special[i] && n > *bytes && n <= left &&
             !memcmp(text, tok->special[i], n)) {
@@ -244,5 +248,5 @@ int32_t kd_tok_special_at(const struct kd_tok *tok, const char *text, size_t lef
 
 bool kd_tok_is_special(const struct kd_tok *tok, int32_t id)
 {
-    return id >= tok->bpe.count && id < tok->bpe.count + SPECIALS;
+    return id >= tok->bpe.count && id < tok->bpe.count + KD_TOK_SPECIALS;
 }

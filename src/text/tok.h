@@ -25,7 +25,9 @@ int kd_ids_add(struct kd_ids *ids, int32_t id, struct kd_err *err) KD_MUST;
 void kd_ids_release(struct kd_ids *ids);
 
 struct kd_tok;
-/* dir holds tiktoken.model and tokenizer_config.json. */
+/* dir holds tiktoken.model and tokenizer_config.json, or is a GGUF (file, split set or folder with
+ * one): then the tokenizer comes from its keys, or from those two files beside it when it has none.
+ */
 int kd_tok_open(struct kd_tok **tok, const char *dir, struct kd_err *err) KD_MUST;
 void kd_tok_close(struct kd_tok *tok);
 int64_t kd_tok_vocab(const struct kd_tok *tok); /* ranks + special slots */
@@ -36,6 +38,8 @@ int kd_tok_encode(const struct kd_tok *tok, const char *text, size_t bytes, stru
 const char *kd_tok_bytes(const struct kd_tok *tok, int32_t id, size_t *bytes);
 int kd_tok_decode(const struct kd_tok *tok, const int32_t *ids, int64_t count, struct kd_buf *out,
                   struct kd_err *err) KD_MUST;
+/* Rank of exactly these bytes, or -1. */
+int32_t kd_tok_rank(const struct kd_tok *tok, const char *text, size_t bytes);
 /* Id of "<|open|>" and the like, or -1. */
 int32_t kd_tok_special(const struct kd_tok *tok, const char *content);
 /* The special token that `text` begins with (the longest, if several), and its length; or -1. */
