@@ -401,6 +401,23 @@ static int converse(struct session *s, struct kd_err *err)
     return rc < 0 ? -1 : 0;
 }
 
+/* Each tool is {"function": {"name": ...}}, or the function alone; a model can call none without a
+ * name. */
+static int check_tools(const struct kd_jtree *t, struct kd_err *err)
+{
+    const struct kd_jnode *list = kd_jtree_root(t);
+    int64_t i = 0;
+    if (list->kind != KD_JSON_ARRAY)
+        return kd_fail(err, KD_EINVAL, "%s: not a JSON list of tools", o.tools);
+    for (const struct kd_jnode *n = kd_jtree_first(t, list); n; n = kd_jtree_next(t, n), i++) {
+        const struct kd_jnode *f = kd_jtree_get(t, n, "function"),
+                              *name = kd_jtree_get(t, f ? f : n, "name");
+        if (!name || name->kind != KD_JSON_STR || !name->bytes)
+            return kd_fail(err, KD_EINVAL, "%s: tool %lld has no name", o.tools, (long long)i + 1);
+    }
+    return 0;
+}
+
 static int load_tools(struct session *s, struct kd_err *err)
 {
     struct kd_jtree t;
@@ -410,9 +427,9 @@ static int load_tools(struct session *s, struct kd_err *err)
         return -1;
     if (kd_jtree_parse(&t, s->tools.data ? s->tools.data : "", s->tools.size_bytes, err))
         return kd_wrap(err, "%s", o.tools);
-    bool list = kd_jtree_root(&t)->kind == KD_JSON_ARRAY;
+    int rc = check_tools(&t, err);
     kd_jtree_release(&t);
-    return list ? 0 : kd_fail(err, KD_EINVAL, "%s: not a JSON list of tools", o.tools);
+    return rc;
 }
 
 static int open_session(struct session *s, const char *dir, struct kd_err *err)

@@ -22,7 +22,14 @@ echo '[1, 2' >"$tmp/broken.json"
 echo '[1, 2]' >"$tmp/numbers.json"
 expect 1 'not a JSON list' "$KONDENSE" chat "$model" --tools "$tmp/object.json"
 expect 1 'not valid JSON' "$KONDENSE" chat "$model" --tools "$tmp/broken.json"
-expect 1 "'tools' has an item" "$KONDENSE" chat "$model" --tools "$tmp/numbers.json" -p Hi
+expect 1 'tool 1 has no name' "$KONDENSE" chat "$model" --tools "$tmp/numbers.json" -p Hi
+named='{"type": "function", "function": {"name": "f"}}, {"name": "g"}'
+for t in '{"type": "function", "function": {"parameters": {}}}' '{"function": {"name": ""}}' '{"function": {"name": 7}}' \
+    '{"type": "function"}' '[]'; do
+    echo "[$named, $t]" >"$tmp/nameless.json"
+    expect 1 'tool 3 has no name' "$KONDENSE" chat "$model" --tools "$tmp/nameless.json" -p Hi
+    [ "$(wc -l <"$tmp/err")" = 1 ] || fail "more than one line"
+done
 rc=0
 echo '/tool 7' | "$KONDENSE" chat "$model" >"$tmp/out" 2>"$tmp/err" || rc=$?
 [ $rc = 2 ] && grep -q 'no tool call waits' "$tmp/err" || fail "a result without a call: $rc $(cat "$tmp/err")"
