@@ -13,6 +13,7 @@
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -54,7 +55,7 @@ static const struct kd_opt opts[] = {
     {"api-key", 0, KD_OPT_STR, &o.key, "KEY",
      "key that clients must send (better in KONDENSE_API_KEY than on the command line)"},
     {"api-key-file", 0, KD_OPT_STR, &o.key_file, "FILE",
-     "keys, one a line, in a file that only its owner can read"},
+     "keys, one a line, in a file that only its owner can read; SIGHUP reads it again"},
     {"allow-host", 0, KD_OPT_STR, &o.allow_host, "NAMES",
      "more names the server is called by, comma separated (loopback and --host)"},
     {"allow-origin", 0, KD_OPT_STR, &o.allow_origin, "ORIGINS",
@@ -133,6 +134,14 @@ struct server {
 
 /* Keys. */
 
+static volatile sig_atomic_t read_again; /* SIGHUP: the file of keys */
+
+static void on_hangup(int sig)
+{
+    (void)sig;
+    read_again = 1;
+}
+
 static int add_key(struct server *s, const char *key, size_t bytes, struct kd_err *err)
 {
     if (s->keys == KD_SRV_KEYS_MAX)
@@ -148,6 +157,7 @@ static int read_keys(struct server *s, struct kd_err *err)
 {
     struct kd_buf b;
     struct stat st;
+    s->keys = 0;
     if (o.key && *o.key && add_key(s, o.key, strlen(o.key), err))
         return -1;
     if (!o.key_file)
@@ -202,18 +212,62 @@ static void wipe(struct server *s)
     s->status = false;
 }
 
+/* One line of any kind. */
+static void put_line(struct server *s, const struct kd_buf *b)
+{
+    size_t n = b->size_bytes;
+    while (n && b->data[n - 1] == '\n')
+        n--;
+    pthread_mutex_lock(&s->lock);
+    wipe(s);
+    fprintf(stderr, "%.*s\n", (int)n, b->data ? b->data : "");
+    fflush(stderr);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool log_is_json(void)
+{
+    return !strcmp(o.log, "json");
+}
+
+/* What is no request, for a person or as JSON. */
 static void say(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static void say(struct server *s, const char *fmt, ...)
 {
+    struct kd_buf b;
+    char text[1024], stamp[32];
     va_list ap;
-    pthread_mutex_lock(&s->lock);
-    wipe(s);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
-    fflush(stderr);
-    pthread_mutex_unlock(&s->lock);
+    kd_buf_init(&b, 64 << 10);
+    if (log_is_json()) {
+        struct kd_jw w = {.out = &b, .compact = true};
+        bool warning = !strncmp(text, "warning: ", 9);
+        kd_clock_stamp(stamp, sizeof stamp);
+        kd_jw_open(&w, NULL, '{');
+        kd_jw_str(&w, "time", stamp);
+        kd_jw_str(&w, "level", warning ? "warning" : "info");
+        kd_jw_str(&w, "message", text + (warning ? 9 : 0));
+        kd_jw_close(&w, '}');
+    } else {
+        kd_buf_str(&b, text);
+    }
+    put_line(s, &b);
+    kd_buf_release(&b);
+}
+
+/* The file of keys has changed: what is in it counts from now on, unless it is not good. */
+static void reload_keys(struct server *s)
+{
+    struct kd_err err;
+    read_again = 0;
+    if (read_keys(s, &err)) {
+        say(s, "warning: the keys stay as they were: %s", err.msg);
+        return;
+    }
+    kd_srv_set_keys(s->srv, s->key, s->keys);
+    say(s, "%d keys read again", s->keys);
 }
 
 static void log_json(struct kd_buf *b, const char *stamp, const struct kd_access *a)
@@ -250,7 +304,7 @@ static void on_access(void *ctx, const struct kd_access *a)
         return;
     kd_clock_stamp(stamp, sizeof stamp);
     kd_buf_init(&b, 64 << 10);
-    if (!strcmp(o.log, "json")) {
+    if (log_is_json()) {
         log_json(&b, stamp, a);
     } else {
         kd_buf_printf(&b, "%s %s %s %s", stamp, a->peer, a->method,
@@ -264,10 +318,7 @@ static void on_access(void *ctx, const struct kd_access *a)
             kd_buf_printf(&b, " %s", kd_show_text(note, sizeof note, a->note));
         kd_buf_printf(&b, " %s", a->id);
     }
-    size_t n = b.size_bytes;
-    while (n && b.data[n - 1] == '\n')
-        n--;
-    say(s, "%.*s", (int)n, b.data ? b.data : "");
+    put_line(s, &b);
     kd_buf_release(&b);
 }
 
@@ -410,6 +461,40 @@ static int listen_on(struct server *s, struct kd_err *err)
     return 0;
 }
 
+/* Ready is who has made a token. */
+static int prove(struct server *s, struct kd_err *err)
+{
+    struct kd_ids ids = {0};
+    struct kd_request *r;
+    struct kd_refused refused;
+    struct kd_event ev;
+    int64_t n, made = 0;
+    if (kd_tok_encode(kd_engine_tok(s->engine), "Hi", 2, &ids, err))
+        return -1;
+    struct kd_request_spec spec = {.prompt = ids.id,
+                                   .prompt_count = ids.count,
+                                   .max_tokens = 1,
+                                   .experts_used = o.experts,
+                                   .expert_mass = o.mass < 1 ? o.mass : 0,
+                                   .ignore_eos = true};
+    int rc = kd_engine_submit(s->engine, &spec, &r, &refused, err);
+    kd_ids_release(&ids);
+    if (rc)
+        return kd_wrap(err, "the first token");
+    while (!rc && (n = kd_request_wait(r, &ev, 1, 0.1)) >= 0) {
+        made += n && ev.id >= 0;
+        if (kd_cmd_stop)
+            rc = kd_fail(err, KD_ECANCEL, "stopped");
+    }
+    if (!rc && !made) {
+        *err = *kd_request_error(r);
+        rc = err->code ? kd_wrap(err, "the first token")
+                       : kd_fail(err, KD_ECORRUPT, "the model makes no token");
+    }
+    kd_request_release(r);
+    return rc;
+}
+
 static int open_engine(struct server *s, const char *dir, struct kd_err *err)
 {
     struct kd_k3_open model = {.eps_latent = (float)o.latent_eps};
@@ -431,11 +516,13 @@ static int open_engine(struct server *s, const char *dir, struct kd_err *err)
     double t0 = kd_clock_s();
     if (o.chunk % 64)
         return kd_fail(err, KD_EUSAGE, "--chunk is not a multiple of 64");
-    if (kd_engine_open(&s->engine, dir, &e, err) || open_trace(s, err) ||
-        kd_api_attach(&s->api, s->engine, err))
+    if (kd_engine_open(&s->engine, dir, &e, err))
         return -1;
-    say(s, "model %s open in %.1f s, context %" PRId64 " tokens", s->api.o.model_id,
-        kd_clock_s() - t0, s->api.context);
+    double opened = kd_clock_s() - t0;
+    if (prove(s, err) || open_trace(s, err) || kd_api_attach(&s->api, s->engine, err))
+        return -1;
+    say(s, "model %s open in %.1f s, first token %.1f s later, context %" PRId64 " tokens",
+        s->api.o.model_id, opened, kd_clock_s() - t0 - opened, s->api.context);
     return 0;
 }
 
@@ -444,6 +531,8 @@ static void run_until_stopped(struct server *s)
     double shown = 0;
     while (!kd_cmd_stop) {
         poll(NULL, 0, 100);
+        if (read_again)
+            reload_keys(s);
         if (s->terminal && kd_clock_s() - shown > 0.5) {
             show_status(s);
             shown = kd_clock_s();
@@ -484,6 +573,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     (void)argc;
     pthread_mutex_init(&s.lock, NULL);
     s.terminal = isatty(STDERR_FILENO);
+    if (o.key_file)
+        sigaction(SIGHUP, &(struct sigaction){.sa_handler = on_hangup}, NULL);
     int rc = serve(&s, argv[0], err);
     kd_srv_close(s.srv, rc ? 0 : 2);
     if (s.engine)

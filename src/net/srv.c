@@ -311,18 +311,23 @@ static bool key_is_ours(struct kd_req *r)
     const char *a = kd_req_header(r, "Authorization"), *key = kd_req_header(r, "x-api-key");
     char hex[65];
     unsigned any = 0;
-    if (!r->s->o.keys)
+    pthread_rwlock_rdlock(&r->s->keys_lock);
+    int keys = r->s->keys;
+    pthread_rwlock_unlock(&r->s->keys_lock);
+    if (!keys)
         return true;
     if (a && !strncasecmp(a, "Bearer ", 7))
         key = a + 7 + strspn(a + 7, " ");
     if (!key || kd_sha256_of(key, strlen(key), hex, NULL))
         return false;
-    for (int i = 0; i < r->s->o.keys; i++) {
+    pthread_rwlock_rdlock(&r->s->keys_lock);
+    for (int i = 0; i < r->s->keys; i++) {
         unsigned diff = 0;
         for (int k = 0; k < 64; k++)
-            diff |= (unsigned)(hex[k] ^ r->s->o.key_sha256[i][k]);
+            diff |= (unsigned)(hex[k] ^ r->s->key[i][k]);
         any |= diff == 0;
     }
+    pthread_rwlock_unlock(&r->s->keys_lock);
     memcpy(r->owner, hex, sizeof hex);
     return any;
 }
@@ -510,6 +515,8 @@ int kd_srv_open(struct kd_srv **out, const struct kd_srv_options *o, struct kd_e
     set_defaults(&s->o);
     snprintf(s->host, sizeof s->host, "%s", s->o.host);
     pthread_mutex_init(&s->lock, NULL);
+    pthread_rwlock_init(&s->keys_lock, NULL);
+    kd_srv_set_keys(s, o->key_sha256, o->keys);
     if (getrandom(&salt, sizeof salt, 0) != sizeof salt)
         salt = (uint64_t)(kd_clock_s() * 1e9);
     snprintf(s->salt, sizeof s->salt, "%016" PRIx64, salt);
@@ -526,11 +533,21 @@ int kd_srv_open(struct kd_srv **out, const struct kd_srv_options *o, struct kd_e
         if (s->mhd)
             MHD_stop_daemon(s->mhd);
         pthread_mutex_destroy(&s->lock);
+        pthread_rwlock_destroy(&s->keys_lock);
         kd_mem_free(s);
         return -1;
     }
     *out = s;
     return 0;
+}
+
+void kd_srv_set_keys(struct kd_srv *s, const char *const *key_sha256, int keys)
+{
+    pthread_rwlock_wrlock(&s->keys_lock);
+    s->keys = keys < KD_SRV_KEYS_MAX ? keys : KD_SRV_KEYS_MAX;
+    for (int i = 0; i < s->keys; i++)
+        snprintf(s->key[i], sizeof s->key[i], "%s", key_sha256[i]);
+    pthread_rwlock_unlock(&s->keys_lock);
 }
 
 int kd_srv_port(const struct kd_srv *s)
@@ -567,5 +584,6 @@ void kd_srv_close(struct kd_srv *s, double timeout_s)
     pthread_mutex_unlock(&s->lock);
     MHD_stop_daemon(s->mhd);
     pthread_mutex_destroy(&s->lock);
+    pthread_rwlock_destroy(&s->keys_lock);
     kd_mem_free(s);
 }

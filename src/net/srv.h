@@ -58,7 +58,7 @@ struct kd_srv_options {
     double request_s;              /* from a connection's first byte to the whole request (10) */
     double idle_s;                 /* a connection may wait between requests (75) */
     double stall_s;                /* a client may leave a reply unread (60) */
-    const char *const *key_sha256; /* accepted keys, 64 hex digits each; none: all may */
+    const char *const *key_sha256; /* accepted keys, 64 hex digits each, copied; none: all may */
     int keys;
     const char *const *hosts; /* names in Host besides loopback and the address bound */
     int host_count;
@@ -74,6 +74,8 @@ struct kd_srv_options {
 
 int kd_srv_open(struct kd_srv **out, const struct kd_srv_options *o, struct kd_err *err) KD_MUST;
 int kd_srv_port(const struct kd_srv *s);
+/* Other keys from now on; requests that run go on. Any thread. */
+void kd_srv_set_keys(struct kd_srv *s, const char *const *key_sha256, int keys);
 /* No new connections from now on; those that are idle are shut. */
 void kd_srv_stop(struct kd_srv *s);
 /* Connections open now. */

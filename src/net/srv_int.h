@@ -35,6 +35,9 @@ struct kd_srv {
     struct MHD_Daemon *mhd;
     pthread_t thread;
     pthread_mutex_t lock; /* of the list */
+    pthread_rwlock_t keys_lock;
+    char key[KD_SRV_KEYS_MAX][65];
+    int keys;
     struct kd_conn *conns;
     int64_t count;
     int listener, epoll, wake, port;

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 struct kd_store;
+struct kd_said;
 
 /* Zero in any field: the default in parentheses. Strings must outlive the server. */
 struct kd_api_options {
@@ -27,6 +28,7 @@ struct kd_api_options {
     bool tell_usage_last;    /* Moonshot's form: usage in the last choice of a stream too */
     int64_t store_bytes;     /* stored responses (64 MiB) */
     double store_s;          /* how long they are kept (3600) */
+    int64_t said_bytes;      /* tokens of answers, for the turns after them (32 MiB) */
 };
 
 struct kd_api {
@@ -36,6 +38,7 @@ struct kd_api {
     const struct kd_k3_cfg *cfg;
     struct kd_vocab *vocab;
     struct kd_store *store;
+    struct kd_said *said;
     struct kd_srv *srv;
     int64_t created, context;
     atomic_bool draining;

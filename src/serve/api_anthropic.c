@@ -479,11 +479,12 @@ static void put_stop(struct kd_buf *out, const struct reply *p)
         kd_buf_str(out, "null");
 }
 
-static void put_head(struct kd_buf *out, const struct reply *p)
+static void put_head(struct kd_buf *out, struct reply *p)
 {
     kd_buf_printf(out,
                   "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", p->id);
     kd_json_quote(out, p->api->o.model_id, strlen(p->api->o.model_id));
+    kd_flow_making(&p->flow, out);
 }
 
 static int fault(struct reply *p)
@@ -612,8 +613,9 @@ static int read_ask(struct kd_api *api, struct kd_req *r, bool count_only, struc
     int rc = convert(&t, count_only, &text, &b);
     kd_jtree_release(&t);
     if (!rc) {
-        rc = count_only ? kd_ask_count(ask, api, text.data, text.size_bytes, &b)
-                        : kd_ask_chat(ask, api, text.data, text.size_bytes, &b);
+        const char *owner = kd_api_owner(api, r);
+        rc = count_only ? kd_ask_count(ask, api, owner, text.data, text.size_bytes, &b)
+                        : kd_ask_chat(ask, api, owner, text.data, text.size_bytes, &b);
         if (rc)
             kd_ask_release(ask);
     }

@@ -4,6 +4,7 @@
 #include "base/rand.h"
 #include "serve/api_request.h"
 #include "serve/page.h"
+#include "serve/said.h"
 #include "serve/stored.h"
 
 #include <inttypes.h>
@@ -43,8 +44,11 @@ int kd_api_init(struct kd_api *api, const struct kd_api_options *o, struct kd_er
     if (getrandom(&api->salt, sizeof api->salt, 0) != sizeof api->salt)
         api->salt = (uint64_t)(kd_clock_s() * 1e9);
     kd_counts_init(&api->replies);
-    return kd_store_open(&api->store, o->store_bytes ? o->store_bytes : 64 << 20,
-                         o->store_s > 0 ? o->store_s : 3600, err);
+    return kd_said_open(&api->said, o->said_bytes ? o->said_bytes : 32 << 20, err) ||
+                   kd_store_open(&api->store, o->store_bytes ? o->store_bytes : 64 << 20,
+                                 o->store_s > 0 ? o->store_s : 3600, err)
+               ? -1
+               : 0;
 }
 
 int kd_api_attach(struct kd_api *api, struct kd_engine *e, struct kd_err *err)
@@ -63,6 +67,7 @@ void kd_api_release(struct kd_api *api)
 {
     kd_vocab_close(api->vocab);
     kd_store_close(api->store);
+    kd_said_close(api->said);
     kd_counts_release(&api->replies);
     memset(api, 0, sizeof *api);
 }
@@ -178,8 +183,8 @@ static void put_ids(struct kd_buf *out, const struct kd_ids *ids)
         kd_buf_printf(out, "%s%d", i ? "," : "", ids->id[i]);
 }
 
-static int tokenize(struct kd_api *api, const char *body, size_t n, struct kd_buf *out,
-                    struct kd_bad *bad)
+static int tokenize(struct kd_api *api, const char *owner, const char *body, size_t n,
+                    struct kd_buf *out, struct kd_bad *bad)
 {
     struct kd_jtree t;
     struct kd_ids ids = {0};
@@ -191,7 +196,7 @@ static int tokenize(struct kd_api *api, const char *body, size_t n, struct kd_bu
     s = s ? s : kd_jtree_get(&t, root, "content");
     int rc = kd_ask_model(api, &t, bad);
     if (!rc && kd_jtree_get(&t, root, "messages")) {
-        rc = kd_ask_count(&ask, api, body, n, bad);
+        rc = kd_ask_count(&ask, api, owner, body, n, bad);
         if (!rc)
             ids = ask.prompt[0];
         if (!rc)
@@ -223,7 +228,7 @@ void kd_api_tokenize(void *ctx, struct kd_req *r)
     if (!kd_api_engine(api, r))
         return;
     kd_buf_init(&out, 1u << 30);
-    if (!tokenize(api, body, n, &out, &bad)) {
+    if (!tokenize(api, kd_api_owner(api, r), body, n, &out, &bad)) {
         send(r, &out);
         return;
     }

@@ -37,16 +37,6 @@ static void put_usage(struct kd_buf *out, struct reply *p)
                   u->cached_tokens, kd_flow_reasoning(&p->flow));
 }
 
-/* How the answer was made, where that was cut short. */
-static void put_making(struct kd_buf *out, struct reply *p)
-{
-    const struct kd_usage *u = kd_flow_usage(&p->flow);
-    kd_buf_printf(out, ",\"kondense\":{\"experts_used\":%" PRId64, u->experts_used);
-    if (u->expert_mass > 0)
-        kd_buf_printf(out, ",\"expert_mass\":%g", u->expert_mass);
-    kd_buf_char(out, '}');
-}
-
 static void quote(struct kd_buf *out, const struct kd_buf *s)
 {
     kd_json_quote(out, s->data ? s->data : "", s->size_bytes);
@@ -99,6 +89,8 @@ static void delta_end(struct reply *p, struct kd_choice *c, const char *reason, 
     kd_buf_str(p->out, "}]");
     if (p->flow.ask.include_usage)
         kd_buf_str(p->out, ",\"usage\":null");
+    if (reason)
+        kd_flow_making(&p->flow, p->out);
     chunk_end(p);
 }
 
@@ -164,7 +156,7 @@ static int end_stream(struct reply *p, const char *object)
         chunk_begin(p, object);
         kd_buf_str(p->out, ",\"choices\":[],");
         put_usage(p->out, p);
-        put_making(p->out, p);
+        kd_flow_making(&p->flow, p->out);
         chunk_end(p);
     }
     kd_buf_str(p->out, "data: [DONE]\n\n");
@@ -267,7 +259,7 @@ static void send_whole(struct reply *p, struct kd_req *r, const char *object,
     }
     kd_buf_str(&out, "],");
     put_usage(&out, p);
-    put_making(&out, p);
+    kd_flow_making(&p->flow, &out);
     kd_buf_char(&out, '}');
     if (out.failed)
         kd_req_fail(r, &(struct kd_fault){.status = 500, .message = "no memory for the answer"});
@@ -302,7 +294,8 @@ static struct reply *begin(struct kd_api *api, struct kd_req *r, bool chat)
     const char *body = kd_req_body(r, &n);
     if (!kd_api_engine(api, r))
         return NULL;
-    if (chat ? kd_ask_chat(&ask, api, body, n, &bad) : kd_ask_text(&ask, api, body, n, &bad)) {
+    if (chat ? kd_ask_chat(&ask, api, kd_api_owner(api, r), body, n, &bad)
+             : kd_ask_text(&ask, api, body, n, &bad)) {
         kd_ask_release(&ask);
         kd_flow_refuse(r, 0, &bad);
         return NULL;
@@ -398,6 +391,8 @@ static void text_chunk(struct reply *p, struct kd_choice *c, const char *text, s
         kd_buf_printf(p->out, ",\"finish_reason\":\"%s\"}]", reason);
     else
         kd_buf_str(p->out, ",\"finish_reason\":null}]");
+    if (reason)
+        kd_flow_making(&p->flow, p->out);
     chunk_end(p);
 }
 

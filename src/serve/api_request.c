@@ -1,6 +1,7 @@
 #include "serve/api_request.h"
 
 #include "base/mem.h"
+#include "serve/api_echo.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -34,6 +35,7 @@ void kd_bad_reply(struct kd_req *r, const struct kd_bad *b)
 struct asking {
     struct kd_ask *a;
     struct kd_api *api;
+    const char *owner;
     const struct kd_jtree *t;
     const struct kd_jnode *root;
     struct kd_bad *bad;
@@ -645,7 +647,8 @@ static int render(struct asking *q)
     kd_buf_release(&text);
     if (!rc) {
         a->prompt_count = 1;
-        rc = kd_chat_ids(&chat, q->api->tok, &a->prompt[0], &err);
+        rc = kd_echo_ids(q->api, q->owner, q->t, get(q, "messages"), a->thinking, &chat,
+                         &a->prompt[0], &err);
         kd_chat_release(&chat);
     }
     if (rc)
@@ -655,29 +658,35 @@ static int render(struct asking *q)
     return 0;
 }
 
-/* Rules are needed when the form of the answer is prescribed; otherwise the model is free. */
+/* Rules are needed when the form of the answer is prescribed, or of calls that the model is free to
+ * make: a strict tool's by its schema, not more than one where only one is wanted. */
 static int compile(struct asking *q, const struct kd_jnode *schema)
 {
     struct kd_ask *a = q->a;
     bool must = a->choose == KD_CHOOSE_REQUIRED || a->choose == KD_CHOOSE_NAMED;
+    bool may = a->tool_count && a->choose == KD_CHOOSE_AUTO, strict = false;
     struct kd_grammar_tool *tools;
     struct kd_err err;
-    if (!must && a->answer == KD_ANSWER_TEXT)
+    for (int64_t i = 0; i < a->tool_count; i++)
+        strict = strict || a->tools[i].strict;
+    bool free_text = !must && a->answer == KD_ANSWER_TEXT;
+    if (free_text && !(may && (strict || !a->parallel)))
         return 0;
     if (kd_mem_new(&tools, a->tool_count + 1, sizeof *tools, "tools", &err))
         return kd_bad_at(q->bad, 500, NULL, NULL, "%s", err.msg);
     int64_t n = 0;
     for (int64_t i = 0; i < a->tool_count; i++)
         if (a->choose != KD_CHOOSE_NAMED || !strcmp(a->tools[i].name, a->chosen))
-            tools[n++] = (struct kd_grammar_tool){a->tools[i].name, q->t, a->tools[i].schema};
+            tools[n++] = (struct kd_grammar_tool){
+                a->tools[i].name, q->t,
+                free_text && !a->tools[i].strict ? NULL : a->tools[i].schema};
     struct kd_grammar_spec spec = {.think = a->thinking,
                                    .answer = must ? KD_ANSWER_TEXT : a->answer,
                                    .tree = q->t,
                                    .schema = schema,
-                                   .calls = must ? KD_CALLS_MUST
-                                            : a->tool_count && a->choose == KD_CHOOSE_AUTO
-                                                ? KD_CALLS_MAY
-                                                : KD_CALLS_NONE,
+                                   .calls = must  ? KD_CALLS_MUST
+                                            : may ? KD_CALLS_MAY
+                                                  : KD_CALLS_NONE,
                                    .tools = tools,
                                    .tool_count = n,
                                    .one_call = !a->parallel || a->choose == KD_CHOOSE_NAMED};
@@ -704,11 +713,11 @@ static int refuse_prefill(struct asking *q)
     return 0;
 }
 
-static int begin(struct asking *q, struct kd_ask *a, struct kd_api *api, const char *json,
-                 size_t bytes, struct kd_bad *bad)
+static int begin(struct asking *q, struct kd_ask *a, struct kd_api *api, const char *owner,
+                 const char *json, size_t bytes, struct kd_bad *bad)
 {
     memset(a, 0, sizeof *a);
-    *q = (struct asking){.a = a, .api = api, .bad = bad};
+    *q = (struct asking){.a = a, .api = api, .owner = owner, .bad = bad};
     if (kd_ask_parse(&a->tree, json, bytes, bad))
         return -1;
     q->t = &a->tree;
@@ -726,24 +735,24 @@ static int shape(struct asking *q, const struct kd_jnode **schema)
                : 0;
 }
 
-int kd_ask_chat(struct kd_ask *a, struct kd_api *api, const char *json, size_t bytes,
-                struct kd_bad *bad)
+int kd_ask_chat(struct kd_ask *a, struct kd_api *api, const char *owner, const char *json,
+                size_t bytes, struct kd_bad *bad)
 {
     struct asking q;
     const struct kd_jnode *schema;
-    if (begin(&q, a, api, json, bytes, bad) || shape(&q, &schema) || read_sampling(&q) ||
+    if (begin(&q, a, api, owner, json, bytes, bad) || shape(&q, &schema) || read_sampling(&q) ||
         read_output(&q) || read_chat_logprobs(&q) || refuse_prefill(&q) || render(&q) ||
         fit(&q, a->prompt[0].count) || compile(&q, schema))
         return -1;
     return 0;
 }
 
-int kd_ask_count(struct kd_ask *a, struct kd_api *api, const char *json, size_t bytes,
-                 struct kd_bad *bad)
+int kd_ask_count(struct kd_ask *a, struct kd_api *api, const char *owner, const char *json,
+                 size_t bytes, struct kd_bad *bad)
 {
     struct asking q;
     const struct kd_jnode *schema;
-    return begin(&q, a, api, json, bytes, bad) || shape(&q, &schema) || render(&q) ? -1 : 0;
+    return begin(&q, a, api, owner, json, bytes, bad) || shape(&q, &schema) || render(&q) ? -1 : 0;
 }
 
 /* Prompts of a text completion: a string, ids, or a list of either. */
@@ -799,7 +808,7 @@ int kd_ask_text(struct kd_ask *a, struct kd_api *api, const char *json, size_t b
 {
     struct asking q;
     int64_t top = -1, best = 1;
-    if (begin(&q, a, api, json, bytes, bad) || read_sampling(&q) || read_output(&q) ||
+    if (begin(&q, a, api, "", json, bytes, bad) || read_sampling(&q) || read_output(&q) ||
         get_int(&q, "logprobs", 0, KD_ENGINE_TOP_MAX, &top) || get_bool(&q, "echo", &a->echo) ||
         get_int(&q, "best_of", 1, 1, &best))
         return -1;

@@ -60,14 +60,15 @@ struct kd_ask {
     struct kd_grammar *grammar; /* or NULL */
 };
 
-/* Both take over nothing; a must be released also after a failure. */
-int kd_ask_chat(struct kd_ask *a, struct kd_api *api, const char *json, size_t bytes,
-                struct kd_bad *bad) KD_MUST;
+/* owner: whose answers of before may be told by their own tokens. Both take over nothing; a must be
+ * released also after a failure. */
+int kd_ask_chat(struct kd_ask *a, struct kd_api *api, const char *owner, const char *json,
+                size_t bytes, struct kd_bad *bad) KD_MUST;
 int kd_ask_text(struct kd_ask *a, struct kd_api *api, const char *json, size_t bytes,
                 struct kd_bad *bad) KD_MUST;
 /* Only messages, tools and what else shapes the prompt: for counting. */
-int kd_ask_count(struct kd_ask *a, struct kd_api *api, const char *json, size_t bytes,
-                 struct kd_bad *bad) KD_MUST;
+int kd_ask_count(struct kd_ask *a, struct kd_api *api, const char *owner, const char *json,
+                 size_t bytes, struct kd_bad *bad) KD_MUST;
 void kd_ask_release(struct kd_ask *a);
 const struct kd_tool *kd_ask_tool(const struct kd_ask *a, const char *name);
 

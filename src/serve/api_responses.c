@@ -377,6 +377,7 @@ static void put_response(struct kd_buf *out, struct reply *p, const char *status
         put_usage(out, p);
     else
         kd_buf_str(out, "null");
+    kd_flow_making(&p->flow, out);
     kd_buf_char(out, '}');
 }
 
@@ -722,7 +723,7 @@ static int begin(struct reply *p, struct kd_req *r, double *retry_s, struct kd_b
     kd_buf_init(&text, KD_ASK_BYTES_MAX);
     int rc = convert(p, &t, &text, bad_out);
     if (!rc) {
-        rc = kd_ask_chat(&ask, p->api, text.data, text.size_bytes, bad_out);
+        rc = kd_ask_chat(&ask, p->api, p->owner, text.data, text.size_bytes, bad_out);
         if (rc)
             kd_ask_release(&ask);
     }

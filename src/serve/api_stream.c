@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "serve/api_args.h"
+#include "serve/api_echo.h"
 #include "text/uclass.h"
 
 #include <inttypes.h>
@@ -29,6 +30,8 @@ struct kd_choice_work {
     int64_t limit;   /* bytes of answer this token may still add, or -1 */
     int64_t settled; /* tokens whose channel is known */
     bool tag_open, call_open, dropping;
+    struct kd_ids made;    /* all tokens of the turn */
+    bool untold;           /* a call was dropped: the client does not know the whole turn */
     struct kd_buf pending; /* logprobs of tokens whose text has not come yet */
     struct kd_buf held;    /* of plain text: bytes of a character not yet whole */
     /* the argument being made */
@@ -256,6 +259,7 @@ static void begin_call(struct kd_choice_work *w, const char *name)
 {
     struct kd_call *call = open_call(w, name);
     w->dropping = !call;
+    w->untold = w->untold || !call;
     w->any_arg = false;
     kd_buf_clear(&w->keys);
     kd_buf_clear(&w->pending);
@@ -368,7 +372,7 @@ static int take_token(struct kd_choice_work *w, const struct kd_event *e, struct
         note_logprob(w, e);
     }
     if (w->f->ask.chat)
-        return kd_turn_feed(w->turn, e->id, err) < 0 ? -1 : 0;
+        return kd_ids_add(&w->made, e->id, err) || kd_turn_feed(w->turn, e->id, err) < 0 ? -1 : 0;
     if (!special)
         add_plain(w, e->text, e->text_bytes, false);
     return 0;
@@ -392,6 +396,8 @@ static int finish_choice(struct kd_choice_work *w, const struct kd_event *e, str
         const struct kd_err *why = kd_request_error(run);
         c->err = why ? *why : (struct kd_err){.code = KD_EINVAL, .msg = "the engine failed"};
     }
+    if (w->f->ask.chat && e->finish == KD_FINISH_STOP && e->stop < 0 && !w->untold)
+        kd_echo_keep(w->f->api, w->f->owner, c, w->f->ask.thinking, &w->made);
     w->f->ended++;
     w->f->api->reasoning_tokens += c->reasoning;
     w->f->api->answer_tokens += c->made - c->reasoning;
@@ -550,6 +556,7 @@ int kd_flow_open(struct kd_flow *f, struct kd_api *api, struct kd_ask *ask, cons
     memset(f, 0, sizeof *f);
     f->sink = sink;
     f->api = api;
+    snprintf(f->owner, sizeof f->owner, "%s", owner);
     f->ask = *ask;
     memset(ask, 0, sizeof *ask);
     int64_t count = f->ask.prompt_count * f->ask.choices;
@@ -599,6 +606,7 @@ static void close_choice(struct kd_choice *c)
     kd_turn_rule_close(w->rule);
     kd_ids_release(&w->budget);
     kd_ids_release(&w->stop);
+    kd_ids_release(&w->made);
     kd_mem_free(w);
 }
 
@@ -632,6 +640,15 @@ int64_t kd_flow_reasoning(const struct kd_flow *f)
     for (int64_t i = 0; i < f->choice_count; i++)
         n += f->choice[i].reasoning;
     return n;
+}
+
+void kd_flow_making(struct kd_flow *f, struct kd_buf *out)
+{
+    const struct kd_usage *u = kd_flow_usage(f);
+    kd_buf_printf(out, ",\"kondense\":{\"experts_used\":%" PRId64, u->experts_used);
+    if (u->expert_mass > 0)
+        kd_buf_printf(out, ",\"expert_mass\":%g", u->expert_mass);
+    kd_buf_char(out, '}');
 }
 
 int64_t kd_choice_calls(const struct kd_choice *c)

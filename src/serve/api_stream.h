@@ -59,6 +59,7 @@ struct kd_flow {
     int64_t choice_count, ended;
     struct kd_usage usage; /* sums over the runs, as of the last kd_flow_usage */
     struct kd_hooks *hooks;
+    char owner[65];
     bool oom;
 };
 
@@ -72,6 +73,8 @@ int kd_flow_next(struct kd_flow *f, double timeout_s);
 int kd_flow_wait(struct kd_flow *f, struct kd_req *r);
 const struct kd_usage *kd_flow_usage(struct kd_flow *f);
 int64_t kd_flow_reasoning(const struct kd_flow *f);
+/* `,"kondense":{...}`: with how many experts the answer was made. */
+void kd_flow_making(struct kd_flow *f, struct kd_buf *out);
 /* "stop", "length", "tool_calls". */
 const char *kd_choice_reason(const struct kd_choice *c);
 /* The calls that are whole. */

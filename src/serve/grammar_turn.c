@@ -64,8 +64,14 @@ static int32_t tools(struct kd_gb *b, const struct kd_grammar_spec *s)
 static int32_t response(struct kd_gb *b, const struct kd_grammar_spec *s, int32_t tools_node)
 {
     if (s->answer == KD_ANSWER_TEXT) {
-        int32_t after = close_tag(b, "response", tools_node >= 0 ? tools_node : end_message(b));
-        return kd_gb_call(b, kd_gb_raw_rule(b, -1), after);
+        int32_t after = s->calls == KD_CALLS_MUST ? tools_node : end_message(b);
+        if (tools_node >= 0 && s->calls == KD_CALLS_MAY) {
+            int32_t end = after;
+            after = kd_gb_node(b, KD_G_SPLIT, -1, -1);
+            kd_gb_edge(b, after, 0, 0, end, 0);
+            kd_gb_edge(b, after, 0, 0, tools_node, 0);
+        }
+        return kd_gb_call(b, kd_gb_raw_rule(b, -1), close_tag(b, "response", after));
     }
     b->t = s->tree;
     b->root = s->schema;

@@ -33,6 +33,7 @@ struct render {
     struct kd_chat *c;
     const struct kd_jtree *t;
     const struct kd_jnode *root, *calls; /* calls: tool_calls of the assistant message before */
+    int64_t message;                     /* the one at hand */
     bool thinking;
     struct kd_err *err;
 };
@@ -310,11 +311,32 @@ static int put_call(struct render *r, const struct kd_jnode *call, int64_t index
     return rc;
 }
 
+/* What follows from segment `first` on is an assistant's turn. */
+static void note_turn(struct render *r, int64_t first)
+{
+    struct kd_chat *c = r->c;
+    if (c->turns == c->turn_cap) {
+        struct kd_chat_turn *more;
+        int64_t cap = c->turn_cap ? 2 * c->turn_cap : 16;
+        if (kd_mem_new(&more, cap, sizeof *more, "chat turns", NULL)) {
+            c->text.failed = true;
+            return;
+        }
+        if (c->turns)
+            memcpy(more, c->turn, (size_t)c->turns * sizeof *more);
+        kd_mem_free(c->turn);
+        c->turn = more;
+        c->turn_cap = cap;
+    }
+    c->turn[c->turns++] =
+        (struct kd_chat_turn){.message = r->message, .first = first, .count = c->count - first};
+}
+
 static int put_assistant(struct render *r, const struct kd_jnode *m)
 {
     struct kd_chat *c = r->c;
     const struct kd_jnode *why = kd_jtree_get(r->t, m, "reasoning_content");
-    int64_t index = 0;
+    int64_t index = 0, first = 0;
     if (list(r, kd_jtree_get(r->t, m, "tool_calls"), "'tool_calls'", &r->calls))
         return -1;
     end_open(c);
@@ -325,12 +347,14 @@ static int put_assistant(struct render *r, const struct kd_jnode *m)
     if (r->thinking) {
         open_tag(c, "think");
         end_open(c);
+        first = c->count;
         if (why && !is_blank(why))
             put(c, false, why->text, why->bytes);
         close_tag(c, "think");
     }
     open_tag(c, "response");
     end_open(c);
+    first = r->thinking ? first : c->count;
     if (put_content(r, kd_jtree_get(r->t, m, "content")))
         return -1;
     close_tag(c, "response");
@@ -344,6 +368,7 @@ static int put_assistant(struct render *r, const struct kd_jnode *m)
         close_tag(c, "tools");
     }
     end_message(c);
+    note_turn(r, first);
     return 0;
 }
 
@@ -482,14 +507,16 @@ static int put_message(struct render *r, const struct kd_jnode *m)
 static int put_messages(struct render *r)
 {
     const struct kd_jnode *messages = kd_jtree_get(r->t, r->root, "messages"), *m;
-    int64_t number = 1;
     if (!messages || messages->kind != KD_JSON_ARRAY || !messages->count)
         return kd_fail(r->err, KD_EINVAL, "'messages' is missing, not a list, or empty");
-    for (m = kd_jtree_first(r->t, messages); m; number++) {
+    for (m = kd_jtree_first(r->t, messages); m;) {
+        const struct kd_jnode *from = m;
         bool tool = kd_jnode_is(kd_jtree_get(r->t, m, "role"), "tool");
         if (tool ? put_tool_run(r, &m) : put_message(r, m))
-            return kd_wrap(r->err, "message %" PRId64, number);
+            return kd_wrap(r->err, "message %" PRId64, r->message + 1);
         m = tool ? m : kd_jtree_next(r->t, m);
+        for (; from != m; from = kd_jtree_next(r->t, from))
+            r->message++;
     }
     return 0;
 }
@@ -620,5 +647,6 @@ void kd_chat_release(struct kd_chat *c)
 {
     kd_buf_release(&c->text);
     kd_mem_free(c->seg);
+    kd_mem_free(c->turn);
     memset(c, 0, sizeof *c);
 }

@@ -11,10 +11,18 @@ struct kd_segment {
     size_t begin, bytes; /* into the text of kd_chat */
     bool markup;
 };
+/* An assistant's turn among the segments: from behind the opening tag of its first element, where
+ * its making would have begun, to the end of its message. */
+struct kd_chat_turn {
+    int64_t message; /* of the request's list */
+    int64_t first, count;
+};
 struct kd_chat {
     struct kd_buf text;
     struct kd_segment *seg;
     int64_t count, cap;
+    struct kd_chat_turn *turn; /* in order */
+    int64_t turns, turn_cap;
 };
 /* request_json: {"messages": [...], "tools": [...], "thinking": true, "thinking_effort": "max",
  * "tool_choice": ..., "response_format": ..., "add_generation_prompt": true}. Raw text, since
@@ -22,7 +30,9 @@ struct kd_chat {
 int kd_chat_render(struct kd_chat *c, const char *request_json, size_t bytes,
                    struct kd_err *err) KD_MUST;
 void kd_chat_release(struct kd_chat *c);
-/* Appends the ids of all segments. */
+/* Appends the ids of segments [first, first + count), or of all. */
+int kd_chat_ids_of(const struct kd_chat *c, int64_t first, int64_t count, const struct kd_tok *tok,
+                   struct kd_ids *out, struct kd_err *err) KD_MUST;
 int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids *out,
                 struct kd_err *err) KD_MUST;
 /* Encodes text in which control tokens are written out ("<|open|>message..."): markup only where

@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids *out,
-                struct kd_err *err)
+int kd_chat_ids_of(const struct kd_chat *c, int64_t first, int64_t count, const struct kd_tok *tok,
+                   struct kd_ids *out, struct kd_err *err)
 {
-    for (int64_t i = 0; i < c->count; i++) {
+    for (int64_t i = first; i < first + count; i++) {
         const struct kd_segment *s = &c->seg[i];
         const char *text = c->text.data + s->begin;
         size_t n;
@@ -17,6 +17,12 @@ int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids
             return -1;
     }
     return 0;
+}
+
+int kd_chat_ids(const struct kd_chat *c, const struct kd_tok *tok, struct kd_ids *out,
+                struct kd_err *err)
+{
+    return kd_chat_ids_of(c, 0, c->count, tok, out, err);
 }
 
 /* ` key="value"` at s: lengths of the four pieces, or false. */

@@ -2,6 +2,7 @@
  * words, or a prompt of known ids. */
 #include "base/assert.h"
 #include "serve/api_request.h"
+#include "serve/said.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,11 +44,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     api.vocab = vocab;
     api.cfg = &cfg;
     api.context = 4096;
+    if (!api.said)
+        KD_ASSERT(!kd_said_open(&api.said, 1 << 16, NULL));
     if (!bytes)
         return 0;
     const char *body = (const char *)data + 1;
     bool chat = !(*data % 2);
-    int rc = chat ? kd_ask_chat(&ask, &api, body, bytes - 1, &bad)
+    int rc = chat ? kd_ask_chat(&ask, &api, "", body, bytes - 1, &bad)
                   : kd_ask_text(&ask, &api, body, bytes - 1, &bad);
     if (rc) {
         KD_ASSERT(bad.f.status >= 400 && bad.f.status <= 500 && bad.message[0]);

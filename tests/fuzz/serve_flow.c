@@ -4,6 +4,7 @@
 #include "base/assert.h"
 #include "base/mem.h"
 #include "serve/api_stream.h"
+#include "serve/said.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,7 +170,7 @@ static void run(struct kd_api *api, struct kd_buf *told, int64_t tokens_a_time)
     struct kd_jtree t;
     double retry;
     step = tokens_a_time;
-    KD_ASSERT(!kd_ask_chat(&ask, api, body, sizeof body - 1, &bad));
+    KD_ASSERT(!kd_ask_chat(&ask, api, "", body, sizeof body - 1, &bad));
     KD_ASSERT(!kd_flow_open(&f, api, &ask, "", &retry, &bad));
     KD_ASSERT(!kd_flow_wait(&f, NULL));
     const struct kd_choice *c = &f.choice[0];
@@ -200,6 +201,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     api.tok = tok;
     api.cfg = &cfg;
     api.context = 4096;
+    if (!api.said)
+        KD_ASSERT(!kd_said_open(&api.said, 1 << 16, NULL));
     ids.count = 0;
     for (size_t i = 0; i < bytes && i < 400; i++) {
         if (data[i] < 20)

@@ -10,7 +10,8 @@
  *     refuse full|draining|error|long
  *     die             the engine is broken from now on
  *
- * "\n" in MARKUP is a line end. A prompt without a program is answered with a short turn. When the
+ * "\n" in MARKUP is a line end. A prompt without a program is answered with a short turn, or plays
+ * the program in KONDENSE_FAKE_TURN. When the
  * program is over the turn ends: its stop token, or the limit. Everything else is the real program.
  */
 #include "serve/engine.h"
@@ -214,6 +215,11 @@ static enum kd_refusal compile(struct kd_request *r, const char *program)
             break;
         }
         p += n + (p[n] == '\n');
+    }
+    const char *other = getenv("KONDENSE_FAKE_TURN");
+    if (!any && other && strcmp(other, program) != 0) {
+        r->steps = 0;
+        return compile(r, other);
     }
     if (!any) {
         static const char turn[] =

@@ -54,7 +54,7 @@ class Server:
             if m:
                 self.port = int(m[1])
                 self.listening.set()
-            if re.search(r"model \S+ open in", line):
+            if re.search(r"model .* open in \d", line):
                 self.ready.set()
         self.listening.set()
         self.ready.set()

@@ -2,10 +2,14 @@
 """Answers: the parser, streams that equal what is not streamed, tools, stop strings, grammar, over a fake
 engine that plays given tokens."""
 import json
+import os
+import pty
+import select
+import subprocess
 import threading
 import time
 
-from harness import Server, calls_of, case, chat_body, main, merge, read_all
+from harness import NANO, Server, calls_of, case, chat_body, main, merge, read_all
 
 s = Server("--ctx", "65536")
 THINK = "<|close|>think<|sep|><|open|>response<|sep|>"
@@ -395,11 +399,67 @@ def log():
     j = Server("--log", "json", env={"KONDENSE_API_KEY": "secret"})
     j.json("POST", "/v1/chat/completions", chat_body("my private words"), {"Authorization": "Bearer secret", "X-Request-Id": "abc"})
     time.sleep(0.3)
-    lines = [json.loads(x) for x in j.lines if x.startswith("{")]
+    lines = [json.loads(x) for x in j.lines]
+    assert {"info", "warning"} <= {x.get("level") for x in lines} and any("listening on" in x.get("message", "") for x in lines)
     assert lines[-1]["path"] == "/v1/chat/completions" and lines[-1]["status"] == 200 and lines[-1]["id"] == "abc"
     assert "tokens=" in lines[-1]["note"] and "experts=" in lines[-1]["note"]
     assert not any("private" in x or "secret" in x for x in j.lines)
     j.kill()
+
+
+@case("operation", "in a terminal a status line stands below the log and moves on")
+def status_line():
+    main, other = pty.openpty()
+    p = subprocess.Popen([os.environ["KONDENSE_FAKE"], "serve", str(NANO), "--port", "0"], stdin=subprocess.DEVNULL,
+                         stdout=subprocess.DEVNULL, stderr=other)
+    os.close(other)
+    seen, until = b"", time.monotonic() + 20
+    while seen.count(b"waiting 0") < 2 and time.monotonic() < until:
+        if select.select([main], [], [], 0.2)[0]:
+            seen += os.read(main, 4096)
+    p.terminate()
+    assert p.wait(20) == 0
+    os.close(main)
+    log, _, status = seen.partition(b"running ")
+    assert log.endswith(b"\r\n") and b"model k3-nano open in" in log, seen
+    parts = (b"running " + status).split(b"\r\x1b[K")
+    assert len(parts) >= 2 and all(x.startswith(b"running 0  waiting 0  prefill") and b"\n" not in x for x in parts), seen
+
+
+@case("tools", "an answer that comes back unchanged is told to the model in the tokens it made, by message and call ids; a changed one is rendered")
+def echoed():
+    w = [tool("f", **SCHEMA["properties"])]
+    other = 0
+    for seed in range(1, 5):
+        fields = dict(tools=w, tool_choice="required", max_tokens=2000, seed=seed, thinking_budget=5, return_token_ids=True)
+        c = s.chat(f"random {seed}", **fields)["choices"][0]
+        m, made = c["message"], c["token_ids"]
+
+        def ids(message, **more):
+            after = [{"role": "user", "content": f"random {seed}"}, message] + [
+                {"role": "tool", "tool_call_id": k["id"], "content": "7"} for k in message["tool_calls"]]
+            return s.ok("/tokenize", {"messages": after, "tools": w, **more})["tokens"]
+
+        def holds(got):
+            return any(got[i:i + len(made)] == made for i in range(len(got)))
+
+        assert holds(ids(m)), (made, ids(m))
+        parsed = json.loads(json.dumps(m))
+        for k in parsed["tool_calls"]:
+            k["function"]["arguments"] = json.dumps(json.loads(k["function"]["arguments"]), ensure_ascii=False)
+        if all(json.dumps(json.loads(k["function"]["arguments"]), ensure_ascii=False, separators=(",", ":")) == k["function"]["arguments"]
+               for k in m["tool_calls"]):
+            assert holds(ids(parsed)), "spaces in arguments count"
+        moved = json.loads(json.dumps(m))
+        moved["tool_calls"][0]["id"] = "call_elsewhere"
+        rendered = ids(moved)
+        other += rendered != ids(m)
+        edited = {**m, "reasoning_content": m.get("reasoning_content", "") + "!"}
+        assert not holds(ids(edited)) and not holds(ids(m, thinking={"type": "disabled"}))
+    assert other, "random tokens that rendering gives too: this shows nothing"
+    plain = s.chat(f"say x{THINK}Hi there.{RESP}{END}", return_token_ids=True)["choices"][0]
+    got = s.ok("/tokenize", {"messages": [{"role": "user", "content": "a"}, plain["message"], {"role": "user", "content": "b"}]})["tokens"]
+    assert any(got[i:i + len(plain["token_ids"])] == plain["token_ids"] for i in range(len(got)))
 
 
 @case("operation", "a request over --timeout ends with length")

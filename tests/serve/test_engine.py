@@ -39,6 +39,29 @@ def cache():
     assert cold["choices"] == warm["choices"], (cold, warm)
 
 
+@case("engine", "the next turn of a conversation begins with all of the answer before in the cache, whatever its tokens")
+def next_turn():
+    hits = 0
+    for seed in range(1, 6):
+        f = dict(temperature=1.5, top_p=1, seed=seed, max_tokens=300, tools=[TOOL], reasoning_effort="low")
+        r = s.chat(ASK, **f)
+        c, u = r["choices"][0], r["usage"]
+        if c["finish_reason"] not in ("stop", "tool_calls"):
+            continue
+        whole = u["prompt_tokens"] + u["completion_tokens"]
+        until = time.monotonic() + 20
+        while s.metric("kondense_idle_prefill_tokens_total") == 0 and time.monotonic() < until and whole // 64 > u["prompt_tokens"] // 64:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        after = [{"role": "user", "content": ASK}, c["message"]]
+        after += [{"role": "tool", "tool_call_id": k["id"], "content": "7"} for k in c["message"].get("tool_calls") or []]
+        after += [{"role": "user", "content": "And then?"}]
+        n = s.ok("/v1/chat/completions", {"messages": after, **f, "max_tokens": 1})["usage"]
+        assert n["prompt_tokens_details"]["cached_tokens"] >= whole // 64 * 64, (u, n)
+        hits += 1
+    assert hits, "no answer came to its end"
+
+
 @case("engine", "the same seed gives the same answer, another seed another; n choices differ")
 def seeds():
     f = dict(max_tokens=30, temperature=1.0)
@@ -62,6 +85,28 @@ def constrained():
         assert c["finish_reason"] in ("tool_calls", "length")
         for name, args in calls_of(c["message"]):
             assert name == "get_weather" and set(json.loads(args)) == {"city"}
+
+
+@case("engine", "a strict tool that the model is free to call is called by its schema; without strict it says what it likes")
+def strict():
+    t = json.loads(json.dumps(TOOL))
+    t["function"]["parameters"]["properties"]["city"] = {"enum": ["Rome", "Oslo"]}
+    t["function"]["parameters"]["additionalProperties"] = False
+    f = dict(temperature=0, max_tokens=120)
+    free = calls_of(s.chat(ASK, tools=[t], **f)["choices"][0]["message"])
+    assert free == [("get_weather", '{"city":"York"}')], free
+    t["function"]["strict"] = True
+    c = s.chat(ASK, tools=[t], **f)["choices"][0]
+    assert calls_of(c["message"]) in ([("get_weather", '{"city":"Rome"}')], [("get_weather", '{"city":"Oslo"}')]), c
+    c = s.chat("Hi", tools=[t], **f)["choices"][0]
+    assert c["message"]["content"] or calls_of(c["message"]), c
+    m = merge(s.chat_stream(ASK, tools=[t], parallel_tool_calls=False, **f))
+    assert json.loads(m["tool_calls"][0]["arguments"])["city"] in ("Rome", "Oslo") and len(m["tool_calls"]) == 1
+    t["function"]["parameters"]["properties"]["city"] = {"type": "string", "pattern": "^a"}
+    status, data, _ = s.json("POST", "/v1/chat/completions", chat_body(ASK, tools=[t], **f))
+    assert status == 400 and "city" in data["error"]["message"], data
+    t["function"]["strict"] = False
+    assert s.chat(ASK, tools=[t], **f)["choices"][0]["message"]
 
 
 @case("engine", "logprobs are of the model: sorted, the token at temperature 0 is the likeliest")
@@ -105,6 +150,15 @@ def experts():
         e = Server("--experts-used", "2", "--trace", str(trace), "--ctx", "1024", fake=False)
         r = e.chat("Hi", temperature=0, max_tokens=8)
         assert r["kondense"]["experts_used"] == 2
+        chunks = e.chat_stream("Hi", temperature=0, max_tokens=8)
+        assert [c["kondense"]["experts_used"] for c in chunks if "kondense" in c] == [2]
+        assert "kondense" in next(c for c in chunks if c["choices"][0]["finish_reason"])
+        body = {**chat_body("Hi"), "max_tokens": 8}
+        assert e.ok("/v1/messages", body)["kondense"] == {"experts_used": 2}
+        events = e.stream("/v1/messages", {**body, "stream": True})
+        assert json.loads(events[0][1])["message"]["kondense"] == {"experts_used": 2}
+        assert e.ok("/v1/responses", {"input": "Hi", "max_output_tokens": 8})["kondense"] == {"experts_used": 2}
+        assert e.ok("/v1/completions", {"prompt": "Hi", "max_tokens": 4})["kondense"] == {"experts_used": 2}
         assert any("fewer experts" in x for x in e.lines)
         time.sleep(0.2)
         assert any("experts=2" in x for x in e.lines)

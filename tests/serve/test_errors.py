@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
 """Every row of bad input: its status, the parameter named, the code; and that what is fine is taken."""
 import json
+import pathlib
+import signal
+import tempfile
+import time
 
 from harness import DATA, Server, case, chat_body, main
 
@@ -256,6 +260,56 @@ def loading():
     assert status == 503 and data["error"]["code"] == "engine_failed" and headers["Retry-After"]
     assert k.json("GET", "/health")[:2] == (503, {"status": "failed"})
     k.kill()
+
+
+@case("bad input", "loading goes on until a token was really made; a model that makes none ends the program")
+def first_token():
+    k = Server(env={"KONDENSE_FAKE_TURN": "wait 1500\nsay Hello"}, wait=False)
+    assert k.listening.wait(20)
+    time.sleep(0.4)
+    assert k.json("GET", "/readyz")[:2] == (503, {"status": "loading"})
+    assert k.ready.wait(20) and k.json("GET", "/readyz")[0] == 200
+    k.kill()
+    k = Server(env={"KONDENSE_FAKE_TURN": "fail NaN in the logits"}, wait=False)
+    assert k.p.wait(20) == 1
+    k.reader.join(10)
+    assert any("the first token: NaN in the logits" in x for x in k.lines), k.lines
+
+
+@case("operation", "--api-key-file is read again on SIGHUP; one that is no good changes nothing; others' files are refused")
+def key_file():
+    with tempfile.TemporaryDirectory() as d:
+        f = pathlib.Path(d) / "keys"
+
+        def write(text, mode=0o600):
+            f.write_text(text)
+            f.chmod(mode)
+
+        def status(key):
+            return k.json("POST", CHAT, chat_body(), {"Authorization": f"Bearer {key}"})[0]
+
+        def hangup(said):
+            n = len(k.lines)
+            k.p.send_signal(signal.SIGHUP)
+            until = time.monotonic() + 10
+            while not any(said in x for x in k.lines[n:]) and time.monotonic() < until:
+                time.sleep(0.02)
+            assert any(said in x for x in k.lines[n:]), k.lines
+
+        write("# old\none\ntwo\n")
+        k = Server("--api-key-file", str(f))
+        assert [status(x) for x in ("one", "two", "three")] == [200, 200, 401]
+        write("two\nthree\n")
+        hangup("2 keys read again")
+        assert [status(x) for x in ("one", "two", "three")] == [401, 200, 200]
+        for text, mode in (("\n# none\n", 0o600), ("four\n", 0o644)):
+            write(text, mode)
+            hangup("the keys stay as they were")
+            assert [status(x) for x in ("two", "three", "four")] == [200, 200, 401]
+        assert not any(x in line for line in k.lines for x in ("one\"", "three", "four")), k.lines
+        k.kill()
+        k = Server("--api-key-file", str(f), wait=False)
+        assert k.p.wait(20) == 1
 
 
 @case("fields", "numbers out of range, strings, booleans, NaN: 400 with the parameter")
