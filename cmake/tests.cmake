@@ -85,6 +85,15 @@ if(KD_PYTHON)
     kd_test(serve/${name} ${f} serve 300
             "KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_FAKE=$<TARGET_FILE:kondense_fake>;PYTHONDONTWRITEBYTECODE=1")
   endforeach()
+
+  # Remote files: tests/net/test_*.py against tests/net/range_server.py, which misbehaves to order.
+  file(GLOB net CONFIGURE_DEPENDS tests/net/test_*.py)
+  foreach(f ${net})
+    get_filename_component(name ${f} NAME_WE)
+    string(REGEX REPLACE "^test_" "" name ${name})
+    add_test(NAME net/${name} COMMAND ${KD_PYTHON} ${f})
+    kd_test(net/${name} ${f} net 300 "KONDENSE=$<TARGET_FILE:kondense>;PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
 endif()
 
 # Fuzz targets: tests/fuzz/<folder>_<parser>.c define LLVMFuzzerTestOneInput. With KD_FUZZ they are

@@ -15,9 +15,9 @@
 
 static struct {
     const char *include, *exclude, *parts, *layers, *json;
-    int64_t retry_s, stall_s;
+    int64_t retry_s, stall_s, piece;
     bool dry, quiet;
-} o = {.retry_s = 600, .stall_s = 30};
+} o = {.retry_s = 600, .stall_s = 30, .piece = KD_GET_PIECE_BYTES};
 
 // clang-format off
 static const struct kd_opt opts[] = {
@@ -26,6 +26,7 @@ static const struct kd_opt opts[] = {
     {"parts", 0, KD_OPT_STR, &o.parts, "A-B", "of numbered shards only these, as 1-5 (all)"},
     {"layers", 0, KD_OPT_STR, &o.layers, "A-B", "of numbered shards only those of these layers; shard l+1 holds layer l"},
     KD_REMOTE_OPTS,
+    {"piece", 0, KD_OPT_SIZE, &o.piece, "BYTES", "of one request, and of one line of the journal (32M)", .min = 65536, .max = 1 << 30},
     {"stall", 0, KD_OPT_INT, &o.stall_s, "SECONDS", "a connection without a byte for so long is dropped (30)", .min = 1, .max = 3600},
     {"patience", 0, KD_OPT_INT, &o.retry_s, "SECONDS", "give up when nothing came for so long (600)", .min = 1, .max = 86400},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL, "print what would be fetched, fetch nothing"},
@@ -134,7 +135,7 @@ static int dry_run(struct kd_source *s, const int *files, int count, const char 
                f->sha256 ? "" : "  (no SHA-256 known)", there ? "  (there)" : "");
         total += f->bytes;
         left += there ? 0 : f->bytes;
-        requests += there ? 0 : (f->bytes + KD_GET_PIECE_BYTES - 1) / KD_GET_PIECE_BYTES;
+        requests += there ? 0 : (f->bytes + o.piece - 1) / o.piece;
     }
     kd_show_bytes(text, sizeof text, total);
     printf("files     %d of %d, %s (%lld bytes)\n", count, kd_source_count(s), text,
@@ -221,7 +222,7 @@ static void summary(struct kd_source *s, const struct kd_fetch *f, double second
 
 static int fetch(struct kd_source *s, const char *dst, struct kd_err *err)
 {
-    struct kd_fetch_opts fo = {.stopped = stopped};
+    struct kd_fetch_opts fo = {.stopped = stopped, .piece_bytes = o.piece};
     struct kd_fetch *f = NULL;
     int *files = NULL, count;
     double began = kd_clock_s();
@@ -252,6 +253,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
         return -1;
     so.get.budget_s = (double)o.retry_s;
     so.get.stall_s = (double)o.stall_s;
+    so.get.piece_bytes = o.piece;
+    so.gap_bytes = -1; /* what lies between wanted pieces is here already */
     if (kd_source_open(&s, argv[0], &so, err))
         return -1;
     int rc = fetch(s, argv[1], err);

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The journal is synced when so much is done, or after so long. */
+/* Data and journal are synced when so much is done, or after so long. */
 enum { FLUSH_BYTES = 256 << 20, FLUSH_S = 2, MARGIN = 64 << 20 };
 
 static int64_t piece_size(const struct kd_fetch *f, const struct kd_fetch_item *t, int64_t no)
@@ -224,7 +224,7 @@ int kd_fetch_open(struct kd_fetch **out, struct kd_source *s, const int *files, 
 
 /* --- the run --- */
 
-/* All pieces that are done and synced go into the journal. */
+/* Syncs what is done, then the journal that says so. */
 static int flush(struct kd_fetch *f, struct kd_err *err)
 {
     int rc = 0;
@@ -278,8 +278,11 @@ static int piece_done(struct kd_fetch_piece *p, struct kd_err *err)
     kd_mem_free(room);
     pthread_mutex_lock(&f->mutex);
     kd_journal_add(&f->journal, &line);
+    int rc = kd_journal_write(&f->journal, err);
     bool failed = f->failed;
     pthread_mutex_unlock(&f->mutex);
+    if (rc)
+        return -1;
     t->dirty = true;
     t->have[p->no] = 2;
     f->pending_bytes += p->bytes;

@@ -35,7 +35,7 @@ struct kd_fetch {
     int count;
     struct kd_journal journal;
     double flushed_s;
-    int64_t pending_bytes; /* done, not yet in the journal */
+    int64_t pending_bytes; /* done, not yet synced */
     /* the sealing thread and its queue: items whose pieces are all there */
     pthread_mutex_t mutex;
     pthread_cond_t wake;

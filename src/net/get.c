@@ -153,7 +153,7 @@ static int start_some(struct kd_get *g, struct run *r, double *wait_s, int *busy
             continue;
         }
         /* While one request finds out where a file lies, others of it wait. */
-        if (paused(g, f, now) || (!f->known && f->asking && !s->hops))
+        if (paused(g, f, now) || now < g->pace_s || (!f->known && f->asking && !s->hops))
             continue;
         f->asking = f->asking || !f->known;
         if (kd_slot_start(s, err))

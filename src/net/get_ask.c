@@ -205,7 +205,11 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx)
     }
     s->got += bytes;
     s->g->stats.bytes += bytes;
-    s->g->last_byte_s = kd_clock_s();
+    double now = kd_clock_s();
+    s->g->last_byte_s = now;
+    if (s->g->o.rate) /* the next piece waits until these bytes are paid for */
+        s->g->pace_s =
+            (s->g->pace_s > now ? s->g->pace_s : now) + (double)bytes / (double)s->g->o.rate;
     return size * n;
 }
 
@@ -220,7 +224,7 @@ int kd_ask_setup(struct kd_get *g, CURL **easy, struct kd_err *err)
     /* One connection a request: streams of one HTTP/2 connection share one window. */
     curl_easy_setopt(c, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(c, CURLOPT_USERAGENT, "kondense/" KD_VERSION);
-    curl_easy_setopt(c, CURLOPT_BUFFERSIZE, 256L << 10);
+    curl_easy_setopt(c, CURLOPT_BUFFERSIZE, g->o.rate ? 16L << 10 : 256L << 10);
     curl_easy_setopt(c, CURLOPT_CONNECTTIMEOUT_MS, (long)(g->o.connect_s * 1000));
     curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(c, CURLOPT_LOW_SPEED_TIME, (long)(g->o.stall_s < 1 ? 1 : g->o.stall_s));

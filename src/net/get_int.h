@@ -54,6 +54,7 @@ struct kd_get {
     struct kd_get_slot slots[KD_GET_JOBS_MAX];
     struct kd_get_stats stats;
     double last_byte_s;
+    double pace_s;        /* when the bytes received are paid for at the rate */
     double pause_until_s; /* asked for by pause_origin */
     struct kd_origin pause_origin;
     uint64_t draws;

@@ -199,7 +199,7 @@ void kd_journal_add(struct kd_journal *j, const struct kd_journal_line *l)
     add_hashed(&j->pending, from);
 }
 
-int kd_journal_flush(struct kd_journal *j, struct kd_err *err)
+int kd_journal_write(struct kd_journal *j, struct kd_err *err)
 {
     const char *at = j->pending.data;
     size_t left = j->pending.size_bytes;
@@ -215,6 +215,13 @@ int kd_journal_flush(struct kd_journal *j, struct kd_err *err)
         left -= (size_t)n;
     }
     kd_buf_clear(&j->pending);
+    return 0;
+}
+
+int kd_journal_flush(struct kd_journal *j, struct kd_err *err)
+{
+    if (kd_journal_write(j, err))
+        return -1;
     if (fdatasync(j->fd))
         return kd_fail_sys(err, "cannot write the journal of the fetch");
     return 0;

@@ -49,8 +49,10 @@ struct kd_journal {
  * an error that says which. Calls see for each line. */
 int kd_journal_open(struct kd_journal *j, const char *dst, const char *where, const char *commit,
                     kd_journal_see *see, void *ctx, struct kd_err *err) KD_MUST;
-/* Collects a line; kd_journal_flush writes and syncs what was collected. */
+/* Collects a line. _write hands what was collected to the system, so that no kill loses it; _flush
+ * also syncs. No order is owed to the data's own sync: a resume believes hashes, not lines. */
 void kd_journal_add(struct kd_journal *j, const struct kd_journal_line *line);
+int kd_journal_write(struct kd_journal *j, struct kd_err *err) KD_MUST;
 int kd_journal_flush(struct kd_journal *j, struct kd_err *err) KD_MUST;
 void kd_journal_close(struct kd_journal *j);
 
