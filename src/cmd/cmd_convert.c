@@ -4,7 +4,9 @@
 #include "base/progress.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
+#include "cmd/convert_gguf.h"
 #include "convert/job.h"
+#include "fmt/gguf.h"
 #include "text/tok.h"
 
 #include <stdio.h>
@@ -15,10 +17,13 @@ enum { VARIANTS_MAX = 8 };
 
 static struct {
     const char *bpw, *trunk, *head, *calib, *weight, *recipe, *codebook, *json;
-    int64_t size, rows, cols, seed, threads;
+    const char *to, *trunk_type, *chat_template;
+    int64_t split, size, rows, cols, seed, threads;
     double latent_eps, damping;
     bool uniform, resume, dry, quiet;
-} o = {.size = -1,
+} o = {.to = "exl3",
+       .trunk_type = "bf16",
+       .size = -1,
        .trunk = "4",
        .head = "6",
        .weight = "all",
@@ -27,6 +32,16 @@ static struct {
        .damping = -1};
 
 static const struct kd_opt opts[] = {
+    {"to", 0, KD_OPT_STR, &o.to, "exl3|gguf",
+     "the form of DST: EXL3, or GGUF with MXFP4 experts as they are (exl3)",
+     .choices = "exl3|gguf"},
+    {"trunk-type", 0, KD_OPT_STR, &o.trunk_type, "bf16|q8_0|f32",
+     "GGUF: the type of all matrices but the experts and the router (bf16)",
+     .choices = "bf16|q8_0|f32"},
+    {"split-size", 0, KD_OPT_SIZE, &o.split, "BYTES",
+     "GGUF: cut into files of at most so much data, e.g. 50G (one file)"},
+    {"chat-template", 0, KD_OPT_STR, &o.chat_template, "FILE",
+     "GGUF: the template to store (what the source has; K3's release has none)"},
     {"bpw", 'b', KD_OPT_STR, &o.bpw, "R[,R]",
      "average bits of the routed experts, 1 to 8; several make several models in one pass (2.3)",
      .min = 0},
@@ -71,6 +86,7 @@ struct work {
     struct kd_buf source;
     struct kd_job job[VARIANTS_MAX];
     int jobs;
+    int64_t planned; /* peak of anonymous memory, as it was printed */
 };
 
 static bool stopped(void)
@@ -158,6 +174,9 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
         return kd_wrap(err, "%s/config.json", src);
     if (kd_k3_known(&w->cfg, w->ck, err))
         return kd_wrap(err, "%s", src);
+    if (kd_ckpt_gguf(w->ck))
+        return kd_fail(err, KD_EUSAGE,
+                       "%s is a GGUF; EXL3 is made of the safetensors it was made of", src);
     if (o.latent_eps > 0)
         w->cfg.eps_latent = (float)o.latent_eps;
     bool small = w->cfg.hidden < 1024;
@@ -179,13 +198,13 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
     return 0;
 }
 
-static void print_plan(const struct kd_job *j)
+static void print_plan(const struct kd_job *j, int64_t planned)
 {
     char total[32], peak[32], disk[32];
     struct kd_rate_sum e = kd_rates_sum(&j->rates, 'e'), t = kd_rates_sum(&j->rates, 't'),
                        h = kd_rates_sum(&j->rates, 'h'), s = kd_rates_sum(&j->rates, 's');
     kd_show_bytes(total, sizeof total, j->rates.total_bytes);
-    kd_show_bytes(peak, sizeof peak, kd_job_peak_bytes(j));
+    kd_show_bytes(peak, sizeof peak, planned);
     kd_show_bytes(disk, sizeof disk, kd_job_disk_bytes(j));
     printf("%s\n", j->dst);
     printf("  %-16s %10s %14s %8s %8s\n", "", "tensors", "weights", "k", "real");
@@ -199,8 +218,8 @@ static void print_plan(const struct kd_job *j)
            (long long)s.weights, "", s.real);
     printf("  weight files     %lld bytes (%s) in %d shards\n", (long long)j->rates.total_bytes,
            total, j->rates.shard_count);
-    printf("  memory           at most %s (%lld bytes), anonymous\n", peak,
-           (long long)kd_job_peak_bytes(j));
+    printf("  memory           at most %s (%lld bytes), besides pages of mapped files\n", peak,
+           (long long)planned);
     printf("  disk             %s while it runs\n", disk);
     fflush(stdout);
 }
@@ -278,9 +297,10 @@ static int run_jobs(struct work *w, struct kd_err *err)
 static int summary(const struct work *w, double seconds, struct kd_err *err)
 {
     char took[32];
-    int64_t peak = kd_mem_peak_bytes();
+    int64_t peak = kd_mem_peak_bytes(), resident = kd_mem_resident_peak_bytes();
     kd_clock_human(took, sizeof took, seconds);
-    printf("done in %s, peak memory %lld bytes\n", took, (long long)peak);
+    printf("done in %s, peak memory %lld bytes of %lld planned (%lld with pages of mapped files)\n",
+           took, (long long)peak, (long long)w->planned, (long long)resident);
     for (int i = 0; i < w->jobs; i++)
         printf("next: kondense check SRC %s --text FILE --html report.html\n", w->job[i].dst);
     if (!o.json)
@@ -291,13 +311,14 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     kd_jw_open(&j, NULL, '{');
     kd_jw_num(&j, "seconds", seconds);
     kd_jw_int(&j, "peak_bytes", peak);
+    kd_jw_int(&j, "planned_peak_bytes", w->planned);
+    kd_jw_int(&j, "resident_peak_bytes", resident);
     kd_jw_open(&j, "models", '[');
     for (int i = 0; i < w->jobs; i++) {
         struct kd_rate_sum e = kd_rates_sum(&w->job[i].rates, 'e');
         kd_jw_open(&j, NULL, '{');
         kd_jw_str(&j, "path", w->job[i].dst);
         kd_jw_int(&j, "total_bytes", w->job[i].rates.total_bytes);
-        kd_jw_int(&j, "planned_peak_bytes", kd_job_peak_bytes(&w->job[i]));
         kd_jw_num(&j, "experts_k", e.k);
         kd_jw_num(&j, "experts_real", e.real);
         kd_jw_int(&j, "tiles", w->job[i].tiles_total);
@@ -333,7 +354,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
             if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
                 return -1;
-            print_plan(&j);
+            print_plan(&j, kd_job_peak_bytes(&j, 1));
             kd_rates_release(&j.rates);
         }
         return 0;
@@ -342,11 +363,12 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
     if (kd_job_source_json(&w->source, w->ck, &w->text, stopped, err) ||
         open_jobs(w, argv[1], err) || check_disk(w, err))
         return -1;
+    w->planned = kd_job_peak_bytes(w->job, w->jobs);
     for (int i = 0; i < w->jobs; i++)
         if (w->job[i].finished)
             printf("%s\n  finished before\n", w->job[i].dst);
         else
-            print_plan(&w->job[i]);
+            print_plan(&w->job[i], w->planned);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
     if (kd_log_file(log, err) || run_jobs(w, err))
@@ -354,9 +376,27 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
     return summary(w, kd_clock_s() - began, err);
 }
 
+static int to_gguf(const char **argv, struct kd_err *err)
+{
+    struct kd_to_gguf set = {.trunk_type = kd_gguf_type_named(o.trunk_type),
+                             .split_bytes = o.split,
+                             .chat_template = o.chat_template,
+                             .resume = o.resume,
+                             .dry = o.dry,
+                             .stopped = stopped};
+    if (o.bpw || o.size >= 0 || o.calib)
+        return kd_fail(err, KD_EUSAGE, "--to gguf takes no --bpw, --size and --calib");
+    kd_progress_quiet(o.quiet);
+    return kd_cmd_convert_gguf(argv[0], argv[1], &set, o.threads, o.json, err);
+}
+
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct work *w;
+    if (!strcmp(o.to, "gguf"))
+        return to_gguf(argv, err);
+    if (o.split || o.chat_template)
+        return kd_fail(err, KD_EUSAGE, "--split-size and --chat-template belong to --to gguf");
     if (kd_mem_zero(&w, 1, sizeof *w, "conversion", err))
         return -1;
     kd_buf_init(&w->source, 1 << 26);
@@ -377,7 +417,12 @@ static int run(int argc, const char **argv, struct kd_err *err)
 }
 
 const struct kd_cmd kd_cmd_convert = {
-    "convert", "quantize a checkpoint to EXL3, layer by layer",
-    "SRC DST", "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt",
-    opts,      2,
-    2,         run};
+    "convert",
+    "quantize a checkpoint to EXL3, layer by layer, or write it as GGUF",
+    "SRC DST",
+    "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt\n"
+    "kondense convert k3 k3.gguf --to gguf --trunk-type q8_0 --split-size 50G",
+    opts,
+    2,
+    2,
+    run};

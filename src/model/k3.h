@@ -233,6 +233,8 @@ int kd_k3_seq_read(struct kd_k3_seq **out, const struct kd_k3_model *m, int64_t 
  * their bytes (some thousand tensors, spread evenly): tells models apart, is no proof of integrity.
  */
 int kd_k3_fingerprint(const struct kd_k3_model *m, char out[65], struct kd_err *err) KD_MUST;
+int kd_k3_ckpt_fingerprint(const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, char out[65],
+                           struct kd_err *err) KD_MUST;
 /* Feeds ids to several sequences at once. want[i] rows of logits: 0 none, 1 last position, 2 all.
  * logits are written one after the other, [vocab] each. trace (may be NULL) gets each layer's
  * routing called as trace(ctx, layer, seq index, position, ids, w). */

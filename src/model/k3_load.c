@@ -525,10 +525,11 @@ static int load_all(struct kd_k3_layer *L, const struct kd_k3_cfg *c, struct are
         load_vec(a, "post_attention_layernorm.weight", hid, &L->post_norm, err) ||
         load_res(a, "mlp_res_norm.weight", "mlp_res_proj.weight", hid, &L->mlp_res, err))
         return -1;
-    /* Layer 0 has no banks before its attention: these two are there in the release and never used.
-     */
-    if (L->index > 0 && load_res(a, "self_attention_res_norm.weight",
-                                 "self_attention_res_proj.weight", hid, &L->attn_res, err))
+    /* Layer 0 has no banks before its attention: these two are there in the release and never used,
+     * but by whoever writes the model in another form. */
+    if ((L->index > 0 || find(a->ck, 0, "self_attention_res_proj", ".weight")) &&
+        load_res(a, "self_attention_res_norm.weight", "self_attention_res_proj.weight", hid,
+                 &L->attn_res, err))
         return -1;
     if (L->mla ? load_mla(L, c, a, part, err) : load_kda(L, c, a, part, err))
         return -1;

@@ -210,16 +210,17 @@ static void sample_tensor(struct kd_sha256 *h, const struct kd_tensor *t)
     kd_sha256_add(h, t->data + (t->bytes - n) / 2, (size_t)n);
 }
 
-int kd_k3_fingerprint(const struct kd_k3_model *m, char out[65], struct kd_err *err)
+int kd_k3_ckpt_fingerprint(const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, char out[65],
+                           struct kd_err *err)
 {
     struct kd_sha256 h;
     if (kd_sha256_init(&h, err))
         return -1;
     /* The struct is zeroed before it is parsed, so its padding is the same for equal configs. */
-    kd_sha256_add(&h, &m->cfg, sizeof m->cfg);
-    int64_t n = kd_ckpt_count(m->ck), step = n / FINGERPRINT_TENSORS + 1;
+    kd_sha256_add(&h, cfg, sizeof *cfg);
+    int64_t n = kd_ckpt_count(ck), step = n / FINGERPRINT_TENSORS + 1;
     for (int64_t i = 0; i < n; i++) {
-        const struct kd_tensor *t = kd_ckpt_at(m->ck, i);
+        const struct kd_tensor *t = kd_ckpt_at(ck, i);
         char line[256];
         int len = snprintf(line, sizeof line, "%d %d %lld %lld", (int)t->dtype, t->rank,
                            (long long)t->bytes, (long long)(t->rank > 0 ? t->shape[0] : 0));
@@ -230,4 +231,9 @@ int kd_k3_fingerprint(const struct kd_k3_model *m, char out[65], struct kd_err *
     }
     kd_sha256_hex(&h, out);
     return 0;
+}
+
+int kd_k3_fingerprint(const struct kd_k3_model *m, char out[65], struct kd_err *err)
+{
+    return kd_k3_ckpt_fingerprint(m->ck, &m->cfg, out, err);
 }
