@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cmd/cmd.h"
+#include "fmt/gguf.h"
 #include "model/k3.h"
 #include "model/sample.h"
 #include "text/tok.h"
@@ -85,6 +86,13 @@ static int parse_ids(struct job *j, int64_t vocab, struct kd_err *err)
 static int open_tokenizer(struct job *j, const char *dir, struct kd_err *err)
 {
     char path[4096];
+    if (kd_gguf_is(dir)) { /* ids need no tokenizer */
+        struct kd_err why;
+        if (!kd_tok_open(&j->tok, dir, &why) || !o.prompt)
+            return 0;
+        *err = why;
+        return -1;
+    }
     if (kd_path_join(path, sizeof path, dir, "tiktoken.model", err))
         return -1;
     if (kd_file_exists(path))

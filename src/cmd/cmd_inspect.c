@@ -48,6 +48,8 @@ static double code_bits(const struct kd_inspect *in, int c)
 
 static const char *storage(const struct kd_inspect *in)
 {
+    if (kd_ckpt_gguf(in->ck))
+        return "gguf";
     bool exl3 = in->parts[KD_K3_CODES], mxfp4 = in->parts[KD_K3_PACKED];
     return exl3 && mxfp4 ? "exl3+mxfp4" : exl3 ? "exl3" : mxfp4 ? "mxfp4" : "plain";
 }
@@ -476,15 +478,16 @@ const struct kd_cmd kd_cmd_inspect = {
     .details =
         "PATH is a folder with config.json and safetensors shards, or config.json and the index "
         "alone\n"
-        "(model.safetensors.index.json, also gzipped): then sizes are derived from the config. "
-        "Headers are\n"
+        "(model.safetensors.index.json, also gzipped): then sizes are derived from the config; or "
+        "a GGUF file,\n"
+        "any file of a split set, or a folder with one. Headers are\n"
         "read, weights never. What is not known is named and counted, not refused; a broken file "
         "is an\n"
         "error that names the file, the tensor and the reason.\n"
         "\n"
-        "JSON keys: path, architecture, nested (text_config inside), storage (plain, mxfp4, exl3 "
-        "or\n"
-        "exl3+mxfp4), config (layers, kda_layers, mla_layers, dense_layers, moe_layers, "
+        "JSON keys: path, architecture, nested (text_config inside), storage (plain, mxfp4, exl3, "
+        "exl3+mxfp4\n"
+        "or gguf), config (layers, kda_layers, mla_layers, dense_layers, moe_layers, "
         "residual_block,\n"
         "hidden, vocab, context, kda_heads, kda_dim, kda_bounded_gate, mla_heads, experts, "
         "experts_used,\n"

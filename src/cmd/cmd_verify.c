@@ -440,12 +440,12 @@ static int report(const struct job *j, struct kd_err *err)
     return 0;
 }
 
-static int open_reference(struct job *j, const char *dir, struct kd_err *err)
+static int open_reference(struct job *j, struct kd_err *err)
 {
     char path[4096];
     bool released = released_shape(&j->cfg);
     if (!released) {
-        if (kd_path_join(path, sizeof path, dir, "golden.safetensors", err))
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(j->ck), "golden.safetensors", err))
             return -1;
         if (!kd_file_exists(path))
             return kd_fail(err, KD_ENOTSUP,
@@ -473,7 +473,7 @@ static int work(struct job *j, const char *dir, struct kd_err *err)
     if (j->missing[j->cfg.layers] >= 0)
         return kd_fail(err, KD_EIO, "nothing can be checked without the embedding: %s is not there",
                        kd_ckpt_shard_name(j->ck, j->missing[j->cfg.layers]));
-    if (open_reference(j, dir, err) || kd_k3_ends_load(&j->ends, &j->cfg, j->ck, err) ||
+    if (open_reference(j, err) || kd_k3_ends_load(&j->ends, &j->cfg, j->ck, err) ||
         kd_k3_store_open(&j->store, &j->cfg, j->ck, NULL, err) || open_prompts(j, err) ||
         run_layers(j, err))
         return -1;

@@ -85,6 +85,9 @@ static bool shape_fits(const struct kd_inspect *in, const struct kd_tensor *t,
                t->shape[1] == kd_exl3_pad(n->rows) / 16;
     if (n->rank < 0)
         return true;
+    if (n->dtype == NULL) /* a GGUF's: dimensions of 1 may be written or not */
+        return product(t->rank, t->shape) == product(n->rank, n->shape) &&
+               t->shape[t->rank - 1] == n->shape[n->rank - 1];
     /* A_log may be padded to any length, in any rank. */
     if (!strcmp(kd_k3_row_name(n->row), "self_attn.A_log"))
         return product(t->rank, t->shape) >= in->cfg.kda_heads;
@@ -135,7 +138,7 @@ static int64_t code_bits16(const struct kd_tensor *t, const struct kd_k3_name *n
 {
     switch (n->part) {
     case KD_K3_PLAIN:
-        return 16 * kd_dtype_bits(dtype);
+        return t->format ? 128 * t->format->bytes / t->format->elems : 16 * kd_dtype_bits(dtype);
     case KD_K3_PACKED:
         return 64;
     case KD_K3_CODES:
@@ -255,6 +258,14 @@ static void tally_release(struct kd_tally *t)
     kd_buf_release(&t->counts);
 }
 
+static int map_init(struct kd_inspect *in, const struct kd_json *config, struct kd_err *err)
+{
+    if (kd_k3_map_init(&in->map, &in->cfg, config, err))
+        return -1;
+    in->map.gguf = kd_ckpt_gguf(in->ck) != NULL;
+    return 0;
+}
+
 int kd_inspect_open(struct kd_inspect *in, const struct kd_ckpt *ck, struct kd_err *err)
 {
     enum { CELLS = (KD_K3_LAYERS_MAX + 1) * KD_K3_ROWS_MAX };
@@ -270,8 +281,7 @@ int kd_inspect_open(struct kd_inspect *in, const struct kd_ckpt *ck, struct kd_e
     const struct kd_json *config = kd_ckpt_config(ck);
     if (!config)
         return kd_fail(err, KD_EINVAL, "a single file has no config.json; give its folder");
-    if (kd_k3_cfg_parse(&in->cfg, config, &in->unknown_keys, err) ||
-        kd_k3_map_init(&in->map, &in->cfg, config, err) ||
+    if (kd_k3_cfg_parse(&in->cfg, config, &in->unknown_keys, err) || map_init(in, config, err) ||
         kd_mem_zero(&counts, 2 * CELLS, sizeof *counts, "tensor counts", err))
         return -1;
     count_layers(in);

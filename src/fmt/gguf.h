@@ -197,7 +197,7 @@ struct kd_gguf_set {
 int kd_gguf_open(struct kd_gguf_set *s, const char *path, struct kd_err *err) KD_MUST;
 void kd_gguf_close(struct kd_gguf_set *s); /* fine on a zeroed one */
 /* Whether kd_gguf_open is the way to open this path: a file named *.gguf or with GGUF's magic, or a
- * folder with a .gguf file in it and no safetensors. */
+ * folder with a .gguf file in it that is no safetensors checkpoint. */
 bool kd_gguf_is(const char *path);
 
 /* A head to be written: key-values and tensors in the order they are added. Offsets are given out

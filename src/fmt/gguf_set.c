@@ -161,15 +161,16 @@ static bool ends_in(const char *name, const char *end)
     return n > e && !strcmp(name + n - e, end);
 }
 
-/* The .gguf file of a folder, or the first part of its only set; *count of such. */
-static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool *safetensors,
+/* The .gguf file of a folder, or the first part of its only set; *count of such. *other: it is a
+ * safetensors checkpoint first. */
+static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool *other,
                    struct kd_err *err)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
     int rc = 0;
+    bool config = false, safetensors = false;
     *count = 0;
-    *safetensors = false;
     if (!d)
         return kd_fail_sys(err, "cannot read the folder '%s'", dir);
     while (!rc && (e = readdir(d))) {
@@ -177,7 +178,8 @@ static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool
         size_t prefix;
         if (e->d_name[0] == '.')
             continue;
-        *safetensors = *safetensors || ends_in(e->d_name, ".safetensors");
+        config = config || !strcmp(e->d_name, "config.json");
+        safetensors = safetensors || ends_in(e->d_name, ".safetensors");
         if (!ends_in(e->d_name, ".gguf") ||
             (kd_gguf_split_parse(e->d_name, &number, &parts, &prefix) && number != 1))
             continue;
@@ -185,6 +187,7 @@ static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool
         rc = kd_path_join(out, size, dir, e->d_name, err);
     }
     closedir(d);
+    *other = config && safetensors;
     return rc;
 }
 
@@ -192,10 +195,10 @@ int kd_gguf_open(struct kd_gguf_set *s, const char *path, struct kd_err *err)
 {
     char found[4096], shown[256];
     int64_t count;
-    bool safetensors;
+    bool other;
     memset(s, 0, sizeof *s);
     if (kd_dir_exists(path)) {
-        if (find_in(path, found, sizeof found, &count, &safetensors, err))
+        if (find_in(path, found, sizeof found, &count, &other, err))
             return -1;
         if (count != 1)
             return kd_fail(err, KD_EINVAL, "'%s' holds %lld GGUF models; name the file",
@@ -223,10 +226,9 @@ bool kd_gguf_is(const char *path)
 {
     char found[4096], magic[4];
     int64_t count;
-    bool safetensors;
+    bool other;
     if (kd_dir_exists(path))
-        return !find_in(path, found, sizeof found, &count, &safetensors, NULL) && count &&
-               !safetensors;
+        return !find_in(path, found, sizeof found, &count, &other, NULL) && count && !other;
     if (ends_in(path, ".gguf"))
         return true;
     int fd = open(path, O_RDONLY | O_CLOEXEC);

@@ -15,8 +15,14 @@ static enum kd_part_kind part_of(const char *name)
 {
     if (strstr(name, "vision_tower.") || strstr(name, "mm_projector."))
         return KD_PART_VISION;
-    if (strstr(name, ".experts."))
+    if (strstr(name, ".experts.") || strstr(name, "_exps."))
         return KD_PART_EXPERTS;
+    if (!strncmp(name, "blk.", 4))
+        return KD_PART_TRUNK;
+    if (!strcmp(name, "output.weight"))
+        return KD_PART_HEAD;
+    if (!strcmp(name, "token_embd.weight"))
+        return KD_PART_EMBED;
     if (strstr(name, "layers."))
         return KD_PART_TRUNK;
     if (strstr(name, "lm_head."))
@@ -53,7 +59,11 @@ static void count(const struct kd_tensor *t, int64_t *weights, double *k, bool *
         *k = 4;
     } else {
         *weights = n;
-        *quantized = false;
+        *quantized = t->format != NULL;
+        if (t->format) { /* blocks of a GGUF, their scales included */
+            *k = 8 * (double)t->bytes / (double)n;
+            return;
+        }
         *k = t->rank >= 2 ? kd_dtype_bits(t->dtype) : 0; /* a vector is no matrix */
     }
 }

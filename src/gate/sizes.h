@@ -21,7 +21,8 @@ struct kd_sizes {
     int64_t bytes[KD_PART_COUNT];   /* of tensors, scales and vectors included */
     int64_t weights[KD_PART_COUNT]; /* EXL3: of the padded matrix */
     double k[KD_PART_COUNT]; /* average bits a weight of its quantized matrices, of its stored ones
-                                where none is quantized; codes alone, 0 without any matrix */
+                                where none is quantized; codes alone (a GGUF's blocks: with their
+                                scales), 0 without any matrix */
     int64_t file_bytes;      /* of all shards, headers included */
 };
 int kd_sizes_of(const struct kd_ckpt *ck, struct kd_sizes *out, struct kd_err *err) KD_MUST;
