@@ -92,6 +92,11 @@ struct kd_worker_card {
 /* A worker that passed every check: ACTIVE, its leases of an earlier incarnation given back. -1
  * with KD_EUSAGE for one that is quarantined. */
 int kd_ledger_join(struct kd_ledger *l, const struct kd_worker_card *w, struct kd_err *err) KD_MUST;
+/* A polite end: what it holds goes back, it is GONE. */
+int kd_ledger_leave(struct kd_ledger *l, const char *worker, const char *incarnation,
+                    struct kd_err *err) KD_MUST;
+/* Drops what a worker of this process held before it was killed: nobody's fault. */
+int kd_ledger_forget(struct kd_ledger *l, const char *worker, struct kd_err *err) KD_MUST;
 /* At most `most` jobs for a worker (fewer by its rate); 0 when there is none, or the worker may not
  * take any. token: chosen by the worker, the same again for a call whose reply was lost. */
 int kd_ledger_claim(struct kd_ledger *l, const char *worker, const char *incarnation,

@@ -84,6 +84,41 @@ int kd_ledger_join(struct kd_ledger *l, const struct kd_worker_card *w, struct k
     return kd_db_end(&l->db, rc, err);
 }
 
+int kd_ledger_forget(struct kd_ledger *l, const char *worker, struct kd_err *err)
+{
+    if (kd_ledger_begin(l, err))
+        return -1;
+    return kd_db_end(&l->db,
+                     kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND worker=?2",
+                                    KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker)), err),
+                     err);
+}
+
+int kd_ledger_leave(struct kd_ledger *l, const char *worker, const char *incarnation,
+                    struct kd_err *err)
+{
+    if (kd_ledger_begin(l, err))
+        return -1;
+    int rc =
+        kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND worker=?2 AND incarnation=?3",
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker), kd_db_s(incarnation)), err);
+    if (!rc)
+        rc = kd_ledger_exec(l,
+                            "UPDATE job SET state='READY' WHERE run=?1 AND state='LEASED' AND NOT "
+                            "EXISTS (SELECT 1 FROM lease WHERE lease.run=job.run AND "
+                            "lease.job=job.id)",
+                            KD_DB_ARGS(kd_db_s(l->run)), err);
+    if (!rc)
+        rc =
+            kd_ledger_exec(l,
+                           "UPDATE worker SET state=CASE WHEN state='QUARANTINED' THEN state ELSE "
+                           "'GONE' END WHERE run=?1 AND id=?2 AND incarnation=?3",
+                           KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker), kd_db_s(incarnation)), err);
+    if (!rc)
+        rc = kd_ledger_event(l, -1, -1, 0, worker, "leave", "", err);
+    return kd_db_end(&l->db, rc, err);
+}
+
 int kd_ledger_worker_state(struct kd_ledger *l, const char *worker, const char *state,
                            const char *why, struct kd_err *err)
 {

@@ -1,0 +1,431 @@
+/* The loop over a layer, on the coordinator or on the one machine there is. */
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/show.h"
+#include "farm/farm_int.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SAMPLE_EVERY = 64, AWAY_MAX_S = 1800 };
+
+static const char local[] = "local";
+
+void kd_farm_fatal(struct kd_farm *f, const struct kd_err *err)
+{
+    pthread_mutex_lock(&f->lock);
+    if (!f->failed)
+        f->fatal = *err;
+    f->failed = true;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->lock);
+}
+
+static int stop_check(struct kd_farm *f, struct kd_err *err)
+{
+    pthread_mutex_lock(&f->lock);
+    bool failed = f->failed;
+    if (failed && err)
+        *err = f->fatal;
+    pthread_mutex_unlock(&f->lock);
+    if (failed)
+        return -1;
+    if (f->o.stopped && f->o.stopped())
+        return kd_fail(err, KD_ECANCEL, "stopped; run the same command with --resume to go on");
+    return 0;
+}
+
+/* Waits for news from handlers, a little. */
+static void wait_a_little(struct kd_farm *f, int ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += (long)ms * 1000000;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&f->lock);
+    pthread_cond_timedwait(&f->changed, &f->lock, &t);
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* After a failed ledger call: 0 to make it again, when the server is merely away. */
+static int away(struct kd_farm *f, double *since, struct kd_err *err)
+{
+    if (err->code != KD_ENET && err->code != KD_ETIMEOUT)
+        return -1;
+    double now = kd_clock_s();
+    if (*since <= 0) {
+        *since = now;
+        kd_log(KD_LOG_WARN, "farm", "msg=\"the ledger is away, waiting\" why=\"%s\"", err->msg);
+    }
+    if (now - *since > AWAY_MAX_S || stop_check(f, err))
+        return -1;
+    wait_a_little(f, 300);
+    return 0;
+}
+
+/* The coordinator's own claim lives as long as its process. (In a farm of one nobody reaps.) */
+static int beat_for_local(struct kd_farm *f, struct kd_err *err)
+{
+    struct kd_beat b;
+    int rc;
+    pthread_mutex_lock(&f->lock);
+    struct kd_held h = f->held;
+    int64_t n = f->holds;
+    pthread_mutex_unlock(&f->lock);
+    KD_WITH_LEDGER(f, rc, kd_ledger_beat(&f->ledger, local, f->incarnation, &h, n, &b, err));
+    return rc;
+}
+
+static void hold(struct kd_farm *f, const struct kd_grant *g)
+{
+    pthread_mutex_lock(&f->lock);
+    f->holds = g != NULL;
+    if (g)
+        f->held = (struct kd_held){g->layer, g->expert, g->attempt, false};
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void *reap(void *arg)
+{
+    struct kd_farm *f = arg;
+    double compared = kd_clock_s();
+    while (!f->over) {
+        struct kd_err err = {0};
+        int64_t n = 0;
+        int rc;
+        rc = beat_for_local(f, &err);
+        if (!rc)
+            KD_WITH_LEDGER(f, rc, kd_ledger_reap(&f->ledger, &n, &err));
+        if (!rc && kd_clock_s() - compared > 10) {
+            compared = kd_clock_s();
+            KD_WITH_LEDGER(f, rc, kd_ledger_compare_rates(&f->ledger, &err));
+        }
+        if (rc && err.code == KD_ECANCEL)
+            kd_farm_fatal(f, &err);
+        if (n) {
+            kd_log(KD_LOG_INFO, "farm", "expired_leases=%lld", (long long)n);
+            pthread_cond_broadcast(&f->changed);
+        }
+        for (int i = 0; i < 10 && !f->over; i++)
+            usleep(100000);
+    }
+    return NULL;
+}
+
+static int open_ledger(struct kd_farm *f, struct kd_err *err)
+{
+    struct kd_worker_card me = {.device = "cpu", .version = KD_VERSION};
+    snprintf(me.id, sizeof me.id, "%s", local);
+    snprintf(me.incarnation, sizeof me.incarnation, "%s", f->incarnation);
+    snprintf(me.arch, sizeof me.arch, "%s", f->o.run->kern->name);
+    if (gethostname(me.host, sizeof me.host - 1))
+        snprintf(me.host, sizeof me.host, "coordinator");
+    return kd_ledger_open(&f->ledger, f->o.ledger, f->o.run_id, &f->o.rules, err) ||
+                   kd_ledger_take(&f->ledger, KD_VERSION, err) ||
+                   kd_ledger_forget(&f->ledger, local, err) || kd_ledger_join(&f->ledger, &me, err)
+               ? -1
+               : 0;
+}
+
+/* A SQLite ledger that cannot be read is made anew: it is soft state. */
+static int open_or_remake(struct kd_farm *f, struct kd_err *err)
+{
+    char path[4096];
+    if (!open_ledger(f, err))
+        return 0;
+    bool lite = !strncmp(f->o.ledger, "sqlite:", 7);
+    kd_ledger_close(&f->ledger);
+    if (!lite || (err->code != KD_ECORRUPT && err->code != KD_EINVAL))
+        return -1;
+    kd_log(KD_LOG_WARN, "farm", "msg=\"the ledger is damaged; made anew from the units\"");
+    static const char *const tails[] = {"", "-wal", "-shm"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s%s", f->o.ledger + 7, tails[i]);
+        if (unlink(path) && errno != ENOENT)
+            return kd_fail_sys(err, "cannot remove '%s'", path);
+    }
+    return open_ledger(f, err);
+}
+
+int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_err *err)
+{
+    struct kd_farm *f;
+    *out = NULL;
+    if (kd_mem_zero(&f, 1, sizeof *f, "farm", err))
+        return -1;
+    f->o = *o;
+    f->o.sample_every = o->sample_every > 0 ? o->sample_every : SAMPLE_EVERY;
+    pthread_mutex_init(&f->ledger_lock, NULL);
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_cond_init(&f->changed, NULL);
+    pthread_rwlock_init(&f->layer_lock, NULL);
+    int rc = kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
+    if (!rc && o->home) {
+        rc = kd_farm_canary(o->run, f->canary, err) || kd_coord_open(f, err);
+        if (!rc && pthread_create(&f->reaper, NULL, reap, f))
+            rc = kd_fail(err, KD_ENOMEM, "cannot start a thread");
+        f->reaping = !rc;
+    }
+    if (rc) {
+        kd_farm_close(f, NULL);
+        return -1;
+    }
+    *out = f;
+    return 0;
+}
+
+void kd_farm_close(struct kd_farm *f, const char *state)
+{
+    struct kd_err err;
+    if (!f)
+        return;
+    f->over = true;
+    if (f->reaping)
+        pthread_join(f->reaper, NULL);
+    kd_coord_close(f);
+    if (state && f->ledger.epoch && kd_ledger_run_state(&f->ledger, state, &err))
+        kd_log(KD_LOG_WARN, "farm", "msg=\"the ledger was not told the end\" why=\"%s\"", err.msg);
+    kd_ledger_close(&f->ledger);
+    pthread_rwlock_destroy(&f->layer_lock);
+    pthread_cond_destroy(&f->changed);
+    pthread_mutex_destroy(&f->lock);
+    pthread_mutex_destroy(&f->ledger_lock);
+    kd_mem_free(f);
+}
+
+/* What of the layer is on disk. A damaged unit is removed and made again. */
+static int look_at_disk(struct kd_farm *f, struct kd_job_plan *plan, struct kd_err *err)
+{
+    const struct kd_farm_layer *l = f->layer;
+    for (int64_t e = 0; e < l->experts; e++) {
+        struct kd_farm_task t;
+        struct kd_unit u;
+        struct kd_err why;
+        bool wanted;
+        plan[e].cost = -1;
+        if (l->plan(l->ctx, e, &t, &wanted, err))
+            return -1;
+        if (!wanted)
+            continue;
+        plan[e].cost = (double)(t.w1.rows * t.w1.cols * 3);
+        plan[e].bytes = kd_farm_unit_bytes(&t);
+        if (plan[e].bytes > f->unit_bytes_max)
+            f->unit_bytes_max = plan[e].bytes;
+        f->slot[e].state = KD_SLOT_OPEN;
+        f->left++;
+        if (!kd_file_exists(t.path))
+            continue;
+        if (!kd_unit_open(&u, t.path, f->o.digest, &why)) {
+            kd_unit_close(&u);
+            f->slot[e].state = KD_SLOT_DONE;
+            plan[e].on_disk = true;
+            f->left--;
+        } else if (why.code != KD_ECORRUPT) {
+            *err = why;
+            return -1;
+        } else {
+            kd_log(KD_LOG_WARN, "farm", "msg=\"a damaged unit is made again\" why=\"%s\"", why.msg);
+            if (unlink(t.path))
+                return kd_fail_sys(err, "cannot remove '%s'", t.path);
+        }
+    }
+    return 0;
+}
+
+static int open_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_err *err)
+{
+    struct kd_job_plan *plan = NULL;
+    double since = 0;
+    int rc;
+    pthread_rwlock_wrlock(&f->layer_lock);
+    f->layer = l;
+    f->left = 0;
+    f->unit_bytes_max = 0;
+    rc = kd_mem_zero(&f->slot, l->experts, sizeof *f->slot, "experts", err) ||
+         kd_mem_zero(&plan, l->experts, sizeof *plan, "expert plan", err) ||
+         look_at_disk(f, plan, err);
+    f->disk_need_bytes = f->left * f->unit_bytes_max;
+    do
+        if (!rc)
+            KD_WITH_LEDGER(f, rc, kd_ledger_settle(&f->ledger, l->layer, plan, l->experts, err));
+    while (rc && plan && !(rc = away(f, &since, err)));
+    if (!rc && f->left && f->o.home)
+        rc = kd_coord_layer(f, err);
+    kd_mem_free(plan);
+    pthread_rwlock_unlock(&f->layer_lock);
+    return rc ? -1 : 0;
+}
+
+static void close_layer(struct kd_farm *f)
+{
+    pthread_rwlock_wrlock(&f->layer_lock);
+    if (f->o.home)
+        kd_coord_layer_end(f);
+    f->layer = NULL;
+    kd_mem_free(f->slot);
+    f->slot = NULL;
+    pthread_rwlock_unlock(&f->layer_lock);
+}
+
+static void tell(struct kd_farm *f)
+{
+    for (int64_t e = 0; e < f->layer->experts; e++) {
+        pthread_mutex_lock(&f->lock);
+        bool now = f->slot[e].state == KD_SLOT_DONE && !f->slot[e].told;
+        f->slot[e].told |= now;
+        pthread_mutex_unlock(&f->lock);
+        if (now)
+            f->layer->done(f->layer->ctx, e);
+    }
+}
+
+static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_err *err)
+{
+    struct kd_farm_task t;
+    struct kd_buf unit;
+    char sha[65];
+    bool wanted;
+    enum kd_store what;
+    double began = kd_clock_s();
+    if (f->layer->plan(f->layer->ctx, e, &t, &wanted, err))
+        return -1;
+    if (kd_farm_encode(f->o.run, f->layer->in, &t, &unit, err))
+        return kd_wrap(err, "expert %lld", (long long)e);
+    struct kd_result r = {.layer = f->layer->layer,
+                          .expert = e,
+                          .attempt = attempt,
+                          .worker = local,
+                          .sha256 = sha,
+                          .seconds = kd_clock_s() - began,
+                          .bytes = (int64_t)unit.size_bytes};
+    int rc = kd_sha256_of(unit.data, unit.size_bytes, sha, err);
+    if (!rc)
+        rc = kd_farm_store(f, &t, unit.data, (int64_t)unit.size_bytes, &r, &what, err);
+    kd_buf_release(&unit);
+    if (rc && err->code == KD_ENET)
+        return 0; /* it is on disk; the ledger hears of it later */
+    return rc;
+}
+
+/* With workers a full disk is waited for: the job goes back, and nothing is handed out meanwhile.
+ */
+static int encode_claimed(struct kd_farm *f, const struct kd_grant *g, struct kd_err *err)
+{
+    hold(f, g);
+    int rc = encode_here(f, g->expert, g->attempt, err);
+    hold(f, NULL);
+    if (!rc || !f->o.home || err->code != KD_EIO)
+        return rc;
+    kd_log(KD_LOG_WARN, "farm", "msg=\"cannot store a unit; waiting\" why=\"%s\"", err->msg);
+    KD_WITH_LEDGER(f, rc,
+                   kd_ledger_fail(&f->ledger, g->layer, g->expert, g->attempt, local,
+                                  KD_FAIL_RETURN, err->msg, err));
+    wait_a_little(f, 900);
+    return rc;
+}
+
+/* Experts that no worker could do, on this machine. Three tries, counted in the ledger, so that one
+ * that kills this process too does not do so for ever. */
+static int do_poisoned(struct kd_farm *f, bool *did, struct kd_err *err)
+{
+    int64_t e = -1, tries = 0;
+    int rc;
+    *did = false;
+    KD_WITH_LEDGER(f, rc, kd_ledger_poisoned(&f->ledger, f->layer->layer, &e, &tries, err));
+    if (rc || e < 0)
+        return rc;
+    if (tries > 3)
+        return kd_fail(err, KD_EREMOTE,
+                       "expert %lld: no worker could encode it, and this machine neither "
+                       "(kondense farm status says how they failed)",
+                       (long long)e);
+    kd_log(KD_LOG_WARN, "farm", "layer=%lld expert=%lld msg=\"poisoned; encoded here\"",
+           (long long)f->layer->layer, (long long)e);
+    *did = true;
+    return encode_here(f, e, 0, err);
+}
+
+/* A unit to be encoded again, or -1. */
+static int64_t next_check(struct kd_farm *f)
+{
+    int64_t e = 0;
+    pthread_mutex_lock(&f->lock);
+    while (e < f->layer->experts && !f->slot[e].check)
+        e++;
+    if (e < f->layer->experts)
+        f->slot[e].check = false;
+    else
+        e = -1;
+    pthread_mutex_unlock(&f->lock);
+    return e;
+}
+
+static bool complete(struct kd_farm *f)
+{
+    pthread_mutex_lock(&f->lock);
+    bool all = f->left == 0;
+    for (int64_t e = 0; all && e < f->layer->experts; e++)
+        all = !f->slot[e].check;
+    pthread_mutex_unlock(&f->lock);
+    return all;
+}
+
+/* One thing to do, the most pressing first. */
+static int step(struct kd_farm *f, struct kd_err *err)
+{
+    struct kd_grant g;
+    char token[64];
+    int64_t n = 0, e = next_check(f);
+    bool did = false;
+    int rc;
+    if (e >= 0)
+        return kd_farm_recheck(f, e, err);
+    if (kd_farm_catch_up(f, err))
+        return -1;
+    if (!f->o.only_workers && kd_farm_disk_ok(f)) {
+        snprintf(token, sizeof token, "%.16s.%lld", f->incarnation, (long long)f->serial++);
+        KD_WITH_LEDGER(f, rc,
+                       kd_ledger_claim(&f->ledger, local, f->incarnation, token, 1, &g, &n, err));
+        if (rc)
+            return -1;
+        if (n)
+            return encode_claimed(f, &g, err);
+    }
+    if (do_poisoned(f, &did, err))
+        return -1;
+    if (!did)
+        wait_a_little(f, 100);
+    return 0;
+}
+
+int kd_farm_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_err *err)
+{
+    double since = 0;
+    int rc = open_layer(f, l, err);
+    while (!rc) {
+        tell(f);
+        if (complete(f))
+            break;
+        rc = stop_check(f, err);
+        if (rc)
+            break;
+        rc = step(f, err);
+        if (!rc)
+            since = 0;
+        else
+            rc = away(f, &since, err);
+    }
+    if (!rc)
+        do
+            KD_WITH_LEDGER(f, rc, kd_ledger_close_layer(&f->ledger, l->layer, err));
+        while (rc && !(rc = away(f, &since, err)) && (rc = 1));
+    close_layer(f);
+    return rc ? -1 : 0;
+}
