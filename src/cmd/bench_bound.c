@@ -7,8 +7,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CLASSES = 32, T_MAX = 16, ROUNDS = KD_BENCH_REPEATS };
+enum { CLASSES = 32, T_MAX = 16, PASSES = 3 };
 static const int64_t sample_bytes = 256 << 20;
+
+struct times {
+    double wall, cpu; /* 0: not measured */
+};
 
 /* All matrices that are stored in one way. */
 struct class
@@ -19,7 +23,7 @@ struct class
     double *expert;      /* [layers] weights of a mean expert */
     struct kd_mat *mat;  /* the sample */
     int64_t mats, cap, bytes, weights, rows;
-    struct kd_series decode, multiply; /* seconds a weight (and token) */
+    struct times one, all; /* of the sample with 1 and T_MAX tokens, the shortest so far */
 };
 
 struct kd_bound {
@@ -167,8 +171,13 @@ void kd_bound_close(struct kd_bound *b)
     kd_mem_free(b);
 }
 
-/* Seconds for all of a class's sample with T tokens each. */
-static int time_class(struct kd_bound *b, const struct class *c, int64_t T, double *seconds,
+static void keep_shorter(double *best, double seconds)
+{
+    *best = *best <= 0 || seconds < *best ? seconds : *best;
+}
+
+/* All of a class's sample with T tokens each, some times. */
+static int time_class(struct kd_bound *b, const struct class *c, int64_t T, struct times *best,
                       struct kd_err *err)
 {
     float *y = b->y;
@@ -177,10 +186,13 @@ static int time_class(struct kd_bound *b, const struct class *c, int64_t T, doub
             .w = &c->mat[i], .x = b->x, .ldx = b->cols_max, .T = T, .y = y, .ldy = c->mat[i].rows};
         y += c->mat[i].rows * T;
     }
-    double start = kd_clock_s();
-    if (kd_mat_mul_many(b->run, b->job, c->mats, err))
-        return -1;
-    *seconds = kd_clock_s() - start;
+    for (int i = 0; i < PASSES; i++) {
+        double wall = kd_clock_s(), cpu = kd_clock_cpu_s();
+        if (kd_mat_mul_many(b->run, b->job, c->mats, err))
+            return -1;
+        keep_shorter(&best->wall, kd_clock_s() - wall);
+        keep_shorter(&best->cpu, kd_clock_cpu_s() - cpu);
+    }
     return 0;
 }
 
@@ -188,33 +200,27 @@ int kd_bound_measure(struct kd_bound *b, struct kd_err *err)
 {
     for (int i = 0; i < b->classes; i++) {
         struct class *c = &b->class[i];
-        double one, all;
-        if (c->decode.count == ROUNDS)
-            break;
-        if (time_class(b, c, 1, &one, err) || time_class(b, c, 1, &one, err) ||
-            time_class(b, c, T_MAX, &all, err))
+        if (time_class(b, c, 1, &c->one, err) || time_class(b, c, T_MAX, &c->all, err))
             return -1;
-        double w = (double)c->weights, mul = (all - one) / (T_MAX - 1) / w;
-        mul = mul > 0 ? mul : 0;
-        c->multiply.v[c->multiply.count++] = mul;
-        c->decode.v[c->decode.count++] = one / w > mul ? one / w - mul : 0;
     }
     return 0;
 }
 
-static double median(const struct kd_series *s)
+/* Seconds a weight, and a weight and token. */
+static void rates(const struct class *c, bool cpu, double *decode, double *multiply)
 {
-    struct kd_series copy = *s;
-    kd_series_close(&copy);
-    return kd_series_median(&copy);
+    double one = (cpu ? c->one.cpu : c->one.wall) / (double)c->weights;
+    double all = (cpu ? c->all.cpu : c->all.wall) / (double)c->weights;
+    *multiply = all > one ? (all - one) / (T_MAX - 1) : 0;
+    *decode = one > *multiply ? one - *multiply : 0;
 }
 
-double kd_bound_step_s(const struct kd_bound *b, int64_t T, const double *distinct)
+double kd_bound_step_s(const struct kd_bound *b, int64_t T, const double *distinct, bool cpu)
 {
-    double sum = 0, tokens = (double)T;
+    double sum = 0, tokens = (double)T, decode, multiply;
     for (int i = 0; i < b->classes; i++) {
         const struct class *c = &b->class[i];
-        double decode = median(&c->decode), multiply = median(&c->multiply);
+        rates(c, cpu, &decode, &multiply);
         sum += c->trunk * (decode + tokens * multiply);
         for (int64_t l = 0; l < b->cfg->layers; l++)
             sum += c->expert[l] * (distinct[l] * decode + tokens * (double)b->cfg->topk * multiply);
@@ -237,23 +243,23 @@ void kd_bound_put(const struct kd_bound *b, const struct kd_bench *to)
     kd_jw_open(to->w, "rates", '[');
     for (int i = 0; i < b->classes; i++) {
         const struct class *c = &b->class[i];
-        double experts = 0;
+        double experts = 0, decode, multiply;
         char name[32];
         for (int64_t l = 0; l < b->cfg->layers; l++)
             experts += c->expert[l] * (double)b->cfg->experts;
         name_class(c, name);
+        rates(c, false, &decode, &multiply);
         kd_jw_open(to->w, NULL, '{');
         kd_jw_str(to->w, "type", name);
         kd_jw_num(to->w, "trunk_weights", c->trunk);
         kd_jw_num(to->w, "expert_weights", experts);
-        kd_jw_num(to->w, "decode_ns", median(&c->decode) * 1e9);
-        kd_jw_num(to->w, "multiply_ns", median(&c->multiply) * 1e9);
+        kd_jw_num(to->w, "decode_ns", decode * 1e9);
+        kd_jw_num(to->w, "multiply_ns", multiply * 1e9);
         kd_jw_close(to->w, '}');
         if (to->screen)
             printf("  %-16s %8.2f M weights in the trunk, %8.2f M in experts; decode %.4f ns, "
                    "multiply %.4f ns a weight\n",
-                   name, c->trunk * 1e-6, experts * 1e-6, median(&c->decode) * 1e9,
-                   median(&c->multiply) * 1e9);
+                   name, c->trunk * 1e-6, experts * 1e-6, decode * 1e9, multiply * 1e9);
     }
     kd_jw_close(to->w, ']');
     kd_jw_close(to->w, '}');

@@ -29,8 +29,13 @@ static const struct {
     {"warm", "first token of a prompt seen before", "s", 0.05, true},
 };
 
+/* A window while answers run. */
+struct window {
+    double rate, engine_cpu, other_cpu, client_cpu, events, tokens;
+};
+
 struct round {
-    double one, batch, engine_cpu, other_cpu, client_cpu, events, tokens;
+    struct window one, batch;
 };
 
 /* Steps of a layer with BATCH tokens, and the experts that they went through. */
@@ -49,6 +54,7 @@ struct bench {
     struct kd_series figure[FIGURES];
     int64_t prompt_tokens;
     double bound_one, bound_batch; /* tokens/s */
+    double bound_cpu;              /* of BATCH, tokens in a second of CPU time */
     /* routing of steps with BATCH tokens; the first four are the worker's */
     int64_t layer, last_seq, tokens;
     uint8_t *seen;       /* [experts] */
@@ -247,8 +253,7 @@ static int wait_started(const struct bench *s, int n, struct kd_err *err)
     }
 }
 
-/* While n answers run: tokens/s and CPU times of a window. */
-static int window(struct bench *s, int n, double *rate, struct round *cpu, struct kd_err *err)
+static int watch(const struct bench *s, int n, struct window *w, struct kd_err *err)
 {
     struct kd_engine_metrics m0, m1;
     double client0 = clients_cpu(s, n), all0 = kd_clock_cpu_s(), t0 = kd_clock_s();
@@ -260,19 +265,16 @@ static int window(struct bench *s, int n, double *rate, struct round *cpu, struc
     kd_engine_metrics(s->engine, &m1);
     double t1 = kd_clock_s(), client = clients_cpu(s, n) - client0, engine = m1.cpu_s - m0.cpu_s,
            all = kd_clock_cpu_s() - all0;
-    *rate = (double)(m1.decode_tokens - m0.decode_tokens) / (t1 - t0);
-    if (!cpu)
-        return 0;
-    cpu->client_cpu = client;
-    cpu->engine_cpu = engine;
-    cpu->other_cpu = all > client + engine ? all - client - engine : 0;
-    cpu->events = (double)(all_events(s, n) - events0);
-    cpu->tokens = (double)(m1.decode_tokens - m0.decode_tokens);
+    *w = (struct window){.rate = (double)(m1.decode_tokens - m0.decode_tokens) / (t1 - t0),
+                         .engine_cpu = engine,
+                         .other_cpu = all > client + engine ? all - client - engine : 0,
+                         .client_cpu = client,
+                         .events = (double)(all_events(s, n) - events0),
+                         .tokens = (double)(m1.decode_tokens - m0.decode_tokens)};
     return 0;
 }
 
-static int decode(struct bench *s, int n, uint64_t seed, double *rate, struct round *cpu,
-                  struct kd_err *err)
+static int decode(struct bench *s, int n, uint64_t seed, struct window *w, struct kd_err *err)
 {
     struct kd_err later;
     int started = 0, rc = 0;
@@ -280,7 +282,7 @@ static int decode(struct bench *s, int n, uint64_t seed, double *rate, struct ro
         rc = set_request(s, &s->call[started], seed + (uint64_t)started, 64, 100000, err) ||
              kd_call_start(&s->call[started], err);
     if (!rc)
-        rc = wait_started(s, n, err) || window(s, n, rate, cpu, err);
+        rc = wait_started(s, n, err) || watch(s, n, w, err);
     for (int i = 0; i < started; i++) {
         if (kd_call_end(&s->call[i], true, rc ? &later : err))
             rc = -1;
@@ -299,13 +301,13 @@ static int rounds(struct bench *s, struct kd_err *err)
     for (int i = 0; i < ROUNDS; i++) {
         struct round *r = &s->round[i];
         uint64_t seed = 10000 + 100 * (uint64_t)i;
-        if (decode(s, 1, seed, &r->one, NULL, err) || decode(s, BATCH, seed, &r->batch, r, err) ||
+        if (decode(s, 1, seed, &r->one, err) || decode(s, BATCH, seed, &r->batch, err) ||
             kd_bound_measure(s->bound, err))
             return -1;
-        take(s, TOKS, r->one);
-        take(s, BATCHED, r->batch);
-        take(s, RATIO, r->batch / r->one);
-        take(s, OVERHEAD, r->other_cpu / (r->other_cpu + r->engine_cpu));
+        take(s, TOKS, r->one.rate);
+        take(s, BATCHED, r->batch.rate);
+        take(s, RATIO, r->batch.rate / r->one.rate);
+        take(s, OVERHEAD, r->batch.other_cpu / (r->batch.other_cpu + r->batch.engine_cpu));
     }
     return 0;
 }
@@ -318,13 +320,14 @@ static int find_bound(struct bench *s, struct kd_err *err)
         return -1;
     for (int64_t l = 0; l < c->layers; l++)
         d[l] = (double)c->topk;
-    s->bound_one = 1 / kd_bound_step_s(s->bound, 1, d);
+    s->bound_one = 1 / kd_bound_step_s(s->bound, 1, d, false);
     for (int64_t l = 0; l < c->layers; l++)
         d[l] = s->route[l].steps ? (double)s->route[l].distinct / (double)s->route[l].steps : 0;
-    s->bound_batch = BATCH / kd_bound_step_s(s->bound, BATCH, d);
+    s->bound_batch = BATCH / kd_bound_step_s(s->bound, BATCH, d, false);
+    s->bound_cpu = BATCH / kd_bound_step_s(s->bound, BATCH, d, true);
     kd_mem_free(d);
     for (int i = 0; i < ROUNDS; i++)
-        take(s, SHARE, s->round[i].batch / s->bound_batch);
+        take(s, SHARE, s->round[i].batch.rate / s->bound_batch);
     return 0;
 }
 
@@ -360,27 +363,43 @@ static void put_bound(struct bench *s)
                s->bound_one, s->bound_batch, BATCH, s->prompt_tokens);
 }
 
+static struct window sum_windows(const struct bench *s, bool batch)
+{
+    struct window sum = {0};
+    for (int i = 0; i < ROUNDS; i++) {
+        const struct window *w = batch ? &s->round[i].batch : &s->round[i].one;
+        sum.engine_cpu += w->engine_cpu;
+        sum.other_cpu += w->other_cpu;
+        sum.client_cpu += w->client_cpu;
+        sum.events += w->events;
+        sum.tokens += w->tokens;
+    }
+    return sum;
+}
+
+/* What other work on the machine changes least: tokens a second of CPU time. */
 static void put_cpu(struct bench *s)
 {
-    double sum[5] = {0};
-    for (int i = 0; i < ROUNDS; i++) {
-        const struct round *r = &s->round[i];
-        const double v[5] = {r->engine_cpu, r->other_cpu, r->client_cpu, r->events, r->tokens};
-        for (int k = 0; k < 5; k++)
-            sum[k] += v[k];
-    }
+    struct window one = sum_windows(s, false), all = sum_windows(s, true);
+    double single = one.tokens / one.engine_cpu, batch = all.tokens / all.engine_cpu;
     kd_jw_open(s->b->w, NULL, '{');
-    kd_jw_num(s->b->w, "engine_cpu_s", sum[0]);
-    kd_jw_num(s->b->w, "server_cpu_s", sum[1]);
-    kd_jw_num(s->b->w, "client_cpu_s", sum[2]);
-    kd_jw_num(s->b->w, "events", sum[3]);
-    kd_jw_num(s->b->w, "tokens", sum[4]);
+    kd_jw_num(s->b->w, "engine_cpu_s", all.engine_cpu);
+    kd_jw_num(s->b->w, "server_cpu_s", all.other_cpu);
+    kd_jw_num(s->b->w, "client_cpu_s", all.client_cpu);
+    kd_jw_num(s->b->w, "events", all.events);
+    kd_jw_num(s->b->w, "tokens", all.tokens);
+    kd_jw_num(s->b->w, "one_tokens_cpu_s", single);
+    kd_jw_num(s->b->w, "batch_tokens_cpu_s", batch);
+    kd_jw_num(s->b->w, "bound_batch_tokens_cpu_s", s->bound_cpu);
     kd_jw_close(s->b->w, '}');
     if (s->b->screen)
         printf(
             "CPU time while %d answers stream: engine %.2f s, the server besides %.2f s, clients "
-            "%.2f s (not counted); %.0f tokens in %.0f events\n",
-            BATCH, sum[0], sum[1], sum[2], sum[4], sum[3]);
+            "%.2f s (not counted); %.0f tokens in %.0f events\n"
+            "tokens a second of the engine's CPU time: one sequence %.1f, %d %.1f (%.2f times), "
+            "%.0f %% of the bound in CPU time\n",
+            BATCH, all.engine_cpu, all.other_cpu, all.client_cpu, all.tokens, all.events, single,
+            BATCH, batch, batch / single, 100 * batch / s->bound_cpu);
 }
 
 static void put_figure(struct bench *s, int i)

@@ -43,10 +43,12 @@ struct kd_bound;
 int kd_bound_open(struct kd_bound **out, const struct kd_k3_cfg *cfg, const struct kd_ckpt *ck,
                   const struct kd_run *run, struct kd_err *err) KD_MUST;
 void kd_bound_close(struct kd_bound *b);
-/* Measures every rate once more; the medians count. */
+/* Measures every rate once more; the shortest times count, for what else the machine does makes
+ * them longer. */
 int kd_bound_measure(struct kd_bound *b, struct kd_err *err) KD_MUST;
-/* Seconds of a step. distinct[layer]: experts that its T tokens go through, on average. */
-double kd_bound_step_s(const struct kd_bound *b, int64_t T, const double *distinct);
+/* Seconds of a step, of the clock or (cpu) of all threads together. distinct[layer]: experts that
+ * its T tokens go through, on average. */
+double kd_bound_step_s(const struct kd_bound *b, int64_t T, const double *distinct, bool cpu);
 /* The rates as JSON, an array `rates`, and for a person. */
 void kd_bound_put(const struct kd_bound *b, const struct kd_bench *to);
 
