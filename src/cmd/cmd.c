@@ -10,6 +10,7 @@
 
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
+    X(plan)                                                                                        \
     X(fetch)                                                                                       \
     X(inspect)                                                                                     \
     X(verify)                                                                                      \

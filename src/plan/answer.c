@@ -71,7 +71,7 @@ static void place_all(struct kd_plan_fit *f, const struct kd_machine *machine, d
 static bool holds(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
                   const struct kd_machine *machine, const struct kd_plan_use *use, int devices)
 {
-    double need = (double)kd_plan_device_bytes(b, m, devices, NULL) + cache_bytes(m, use, devices);
+    double need = (double)kd_plan_cut_of(b, m, devices).bytes + cache_bytes(m, use, devices);
     return need / gib <= kd_machine_room_gib(machine);
 }
 
@@ -115,7 +115,8 @@ static void roof_of(struct kd_roof *r, const struct kd_plan_fit *f, const struct
     r->fixed_ms = machine->count > 1 ? fixed_group_ms : fixed_one_ms;
     r->cut_cache = use->cut_cache ? machine->count : 1;
     r->sequences = use->sequences;
-    r->context = use->context;
+    r->context = use->at;
+    r->imbalance = f->whole ? kd_roof_imbalance(machine->count) : 0;
     double sum = 0, before = 0, trunk = 0;
     for (int i = 0; i < machine->tiers; i++) {
         if (i && f->place[i].trunk > 0) {
@@ -137,18 +138,22 @@ static void speeds(struct kd_plan_fit *f, const struct kd_plan_model *m,
                    const struct kd_machine *machine, const struct kd_plan_use *use, double experts)
 {
     for (int h = 0; h < KD_HITS; h++) {
-        struct kd_roof both;
+        struct kd_roof both, full;
         roof_of(&f->roof[h], f, m, machine, use, h, experts);
         f->hit[h] = f->tiered ? f->roof[h].tier_share[0] : 1;
         f->step[h] = kd_roof_decode(&f->roof[h]);
         both = f->roof[h];
         both.overlap = f->tiered;
         f->overlapped[h] = kd_roof_decode(&both).tokens_s;
+        full = f->roof[h];
+        full.context = use->context;
+        if (h == 0 || h == KD_HITS - 1)
+            f->full[h > 0] = kd_roof_decode(&full).tokens_s;
     }
     f->band[0] = f->step[0].tokens_s * kd_roof_band[0];
     f->band[1] = f->step[KD_HITS - 1].tokens_s * kd_roof_band[1];
     f->prefill_chunk = PREFILL_CHUNK;
-    f->prefill = kd_roof_prefill(&f->roof[2], PREFILL_CHUNK, use->context / 2);
+    f->prefill = kd_roof_prefill(&f->roof[2], PREFILL_CHUNK, use->at);
 }
 
 static void costs(struct kd_plan_fit *f, const struct kd_machine *machine,
@@ -167,11 +172,12 @@ int kd_plan_fit(struct kd_plan_fit *f, const struct kd_plan_model *m,
                 const struct kd_plan_use *use, struct kd_err *err)
 {
     memset(f, 0, sizeof *f);
-    if (kd_plan_bytes(&f->bytes, m, t, err))
+    if (kd_plan_count(&f->bytes, m, t, err))
         return -1;
-    int64_t routed, all = kd_plan_device_bytes(&f->bytes, m, machine->count, &routed);
-    double experts = (double)routed / gib;
-    f->device_gib = (double)all / gib;
+    struct kd_plan_cut cut = kd_plan_cut_of(&f->bytes, m, machine->count);
+    double experts = (double)cut.experts / gib;
+    f->whole = cut.whole;
+    f->device_gib = (double)cut.bytes / gib;
     f->cache_gib = cache_bytes(m, use, machine->count) / gib;
     place_all(f, machine, f->device_gib - experts, experts);
     f->devices_needed = devices_needed(&f->bytes, m, machine, use);
@@ -195,7 +201,7 @@ int kd_plan_best_rate(double *bpw, const struct kd_plan_model *m, const struct k
         int mid = lo + (hi - lo + 1) / 2;
         struct kd_plan_target t = kd_plan_exl3(mid / 100.0);
         struct kd_plan_bytes b;
-        if (kd_plan_bytes(&b, m, &t, err))
+        if (kd_plan_count(&b, m, &t, err))
             return -1;
         if (holds(&b, m, machine, use, machine->count))
             lo = mid;

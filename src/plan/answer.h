@@ -9,7 +9,8 @@
 
 /* What the model has to do. */
 struct kd_plan_use {
-    double context; /* tokens of each sequence */
+    double context; /* tokens of each sequence that there must be room for */
+    double at;      /* tokens in the cache when speeds are told */
     double sequences;
     int64_t cache_width; /* bytes of a cached value: 4, 2, 1 */
     bool cut_cache;      /* the latent cache is dealt over the devices */
@@ -37,12 +38,14 @@ struct kd_plan_fit {
     double short_gib;   /* that memory lacks on each device; < 0: free */
     int devices_needed; /* of this kind, so that memory holds it all; 0: more than allowed */
     struct kd_plan_place place[KD_MACHINE_TIERS];
+    bool whole;          /* experts are dealt out whole */
     bool tiered;         /* some experts are not in the fastest memory */
     double resident;     /* share of the experts in the fastest memory */
     double hit[KD_HITS]; /* of expert reads, by curve; 1 when not tiered */
     struct kd_roof roof[KD_HITS];
     struct kd_roof_step step[KD_HITS];
     double overlapped[KD_HITS]; /* tok/s with both memories at once */
+    double full[2];             /* ceilings with the whole context in the cache, low and high */
     double band[2];             /* tok/s to expect, low and high */
     struct kd_roof_chunk prefill;
     double prefill_chunk;

@@ -147,15 +147,18 @@ static unsigned to16(double bits)
     return x < RATE16_MIN ? RATE16_MIN : x > RATE16_MAX ? RATE16_MAX : (unsigned)x;
 }
 
-static unsigned rate_of(const struct walk *w, const struct item *i)
+unsigned kd_plan_rate16(const struct kd_plan_target *t, const char *row, enum kd_k3_kind kind,
+                        int64_t rows, int64_t cols)
 {
     double bits = 0;
-    if (w->t->form != KD_FORM_EXL3 || i->rank != 2 || !pads_well(i->shape[0], i->shape[1]))
+    if (t->form != KD_FORM_EXL3 || !pads_well(rows, cols))
         return 0;
-    if (i->kind == KD_K3_HEAD)
-        bits = w->t->head_bpw;
-    else if (trunk_extra(i->row) >= 0 && w->t->trunk_bpw > 0)
-        bits = w->t->trunk_bpw + trunk_extra(i->row);
+    if (kind == KD_K3_ROUTED)
+        bits = t->experts_bpw;
+    else if (kind == KD_K3_HEAD)
+        bits = t->head_bpw;
+    else if (trunk_extra(row) >= 0 && t->trunk_bpw > 0)
+        bits = t->trunk_bpw + trunk_extra(row);
     return bits > 0 ? to16(bits) : 0;
 }
 
@@ -201,7 +204,7 @@ static bool describe(const struct walk *w, int row, int64_t layer, bool block, s
     i->elements = n.params;
     i->width = n.dtype && !strcmp(n.dtype, "F32") ? 4 : 2;
     i->bytes = i->elements * i->width;
-    i->rate16 = rate_of(w, i);
+    i->rate16 = i->rank == 2 ? kd_plan_rate16(w->t, i->row, i->kind, i->shape[0], i->shape[1]) : 0;
     return true;
 }
 
@@ -377,7 +380,7 @@ static int document(struct kd_plan_bytes *b, const struct kd_plan_model *m,
     return 0;
 }
 
-int kd_plan_bytes(struct kd_plan_bytes *b, const struct kd_plan_model *m,
+int kd_plan_count(struct kd_plan_bytes *b, const struct kd_plan_model *m,
                   const struct kd_plan_target *t, struct kd_err *err)
 {
     struct walk w = {.m = m, .t = t, .b = b};
@@ -391,7 +394,12 @@ int kd_plan_bytes(struct kd_plan_bytes *b, const struct kd_plan_model *m,
     if (t->form == KD_FORM_PUBLISHED)
         scale_published(b, t);
     double routed = (double)m->params[KD_K3_ROUTED];
+    double bits = routed > 0 ? 8 * (double)b->routed / routed : 0;
+    /* Others' formats are block formats along a row too. */
+    bool exl3 = t->form == KD_FORM_EXL3 || t->form == KD_FORM_DOCUMENT ||
+                (t->form == KD_FORM_STORED && (bits < 4.24 || bits > 4.26));
+    b->cut_block = exl3 ? 128 : 32;
+    b->real_bpw = bits;
     b->token_expert = (double)b->routed * (double)m->cfg.topk / (double)m->cfg.experts;
-    b->real_bpw = routed > 0 ? 8 * (double)b->routed / routed : 0;
     return 0;
 }

@@ -6,7 +6,7 @@
  *     struct kd_plan_model m;
  *     kd_plan_model_k3(&m, err);                        // Kimi K3 as released
  *     struct kd_plan_target t = kd_plan_exl3(2.3);
- *     kd_plan_bytes(&b, &m, &t, err);
+ *     kd_plan_count(&b, &m, &t, err);
  */
 #ifndef KD_PLAN_BYTES_H
 #define KD_PLAN_BYTES_H
@@ -63,20 +63,30 @@ struct kd_plan_bytes {
     int64_t routed, embed, vision;
     int64_t trunk;       /* read for every token: text tensors but the experts and the embedding */
     int64_t replicated;  /* of trunk: small or uncuttable matrices that every device holds */
+    int64_t cut_block;   /* columns that stay together: 128 for EXL3, 32 for MXFP4 */
     double token_expert; /* routed experts read for a token */
     double real_bpw;     /* of the experts, side vectors included */
     int64_t quantized_weights, trunk_quantized_weights;
 };
 
 /* Documents' recipes need K3's shape: KD_EINVAL for another one. */
-int kd_plan_bytes(struct kd_plan_bytes *b, const struct kd_plan_model *m,
+int kd_plan_count(struct kd_plan_bytes *b, const struct kd_plan_model *m,
                   const struct kd_plan_target *t, struct kd_err *err) KD_MUST;
 
-/* What the fullest of n devices holds after cutting: whole 128-blocks of width and whole heads
- * (serving 5.2, 5.3); replicated tensors and the embedding in full, the vision tower too. The
- * routed experts' part of it goes to *experts, which may be NULL. */
-int64_t kd_plan_device_bytes(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
-                             int64_t n, int64_t *experts);
+/* What the fullest of n devices holds after cutting: whole blocks of width and whole heads (serving
+ * 5.2, 5.3), replicated tensors, embedding and vision tower in full. Experts are cut by width, or
+ * dealt out whole where that leaves the fullest device less. */
+struct kd_plan_cut {
+    int64_t bytes, experts; /* all of it; the routed experts' part */
+    bool whole;             /* experts are dealt out whole */
+};
+struct kd_plan_cut kd_plan_cut_of(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
+                                  int64_t n);
+
+/* Sixteenths of a bit at which a target has the matrix of this row of kd_k3_row_name (rows outputs,
+ * cols inputs); 0: it is not quantized. */
+unsigned kd_plan_rate16(const struct kd_plan_target *t, const char *row, enum kd_k3_kind kind,
+                        int64_t rows, int64_t cols);
 
 /* Caches of one sequence: bytes a token of context (width bytes a value: 4, 2 or 1) and the fixed
  * KDA state in F32. */

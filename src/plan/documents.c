@@ -70,9 +70,9 @@ static int facts_make(struct facts *x, struct kd_err *err)
 {
     struct kd_plan_target native = kd_plan_native(), high = kd_plan_exl3(2.3),
                           low = kd_plan_exl3(2.0);
-    if (kd_plan_model_k3(&x->m, err) || kd_plan_bytes(&x->native, &x->m, &native, err) ||
-        kd_plan_bytes(&x->exl3_23, &x->m, &high, err) ||
-        kd_plan_bytes(&x->exl3_20, &x->m, &low, err))
+    if (kd_plan_model_k3(&x->m, err) || kd_plan_count(&x->native, &x->m, &native, err) ||
+        kd_plan_count(&x->exl3_23, &x->m, &high, err) ||
+        kd_plan_count(&x->exl3_20, &x->m, &low, err))
         return -1;
     struct kd_machine spark;
     struct kd_plan_effort effort;
@@ -162,7 +162,7 @@ static void spark_figures(struct kd_doc *d, const struct facts *x)
     f = add(d, "spark-weights", PLAN, "weights of each of eight Sparks", 94.7, 0.15, "GiB",
             758.0 / 8);
     how(f, "758 / 8");
-    right(f, (double)kd_plan_device_bytes(&x->exl3_23, &x->m, 8, NULL) / gib,
+    right(f, (double)kd_plan_cut_of(&x->exl3_23, &x->m, 8).bytes / gib,
           "whole 128-blocks to each device, the embedding and small matrices in full on all, and "
           "the true size");
     f = add(d, "rank-read", PLAN, "read for a token on each Spark", 5.36, 0.005, "GB", rank);

@@ -27,8 +27,9 @@ struct kd_roof {
     double tier_share[KD_ROOF_TIERS]; /* of the expert reads */
     double tier_store[KD_ROOF_TIERS]; /* of the experts' bytes */
     double tier_gb_s[KD_ROOF_TIERS];
-    int tiers;                         /* 0: all experts beside the trunk */
-    bool overlap;                      /* both memories at once: the slower one decides */
+    int tiers;        /* 0: all experts beside the trunk */
+    double imbalance; /* fullest rank over the mean, experts dealt out whole; 0: cut by width */
+    bool overlap;     /* both memories at once: the slower one decides */
     double trunk_spill_gb, spill_gb_s; /* part of the trunk in a slower tier */
     double collectives, collective_us, link_gb_s, payload_bytes, fixed_ms;
     double cut_cache; /* ranks the cache is dealt over; 0 or 1: every rank has all of it */
@@ -68,6 +69,9 @@ enum { KD_HITS = 4 };
 extern const double kd_hit_at_032[KD_HITS];
 extern const char *const kd_hit_name[KD_HITS];
 double kd_hit_rate(int curve, double share);
+
+/* Fullest rank over the mean when the experts of one token are dealt to n ranks (serving 5.4). */
+double kd_roof_imbalance(int ranks);
 
 /* The factors an engine's speed is of its ceiling, low and high (docs/plan.md has the cases). */
 extern const double kd_roof_band[2];

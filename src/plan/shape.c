@@ -146,14 +146,15 @@ struct kd_plan_target kd_plan_exl3(double experts_bpw)
 {
     struct kd_plan_target t = {
         .form = KD_FORM_EXL3, .experts_bpw = experts_bpw, .trunk_bpw = 4, .head_bpw = 6};
-    snprintf(t.name, sizeof t.name, "EXL3 %.4g bits", experts_bpw);
+    bool tenths = experts_bpw * 10 == (double)(int)(experts_bpw * 10);
+    snprintf(t.name, sizeof t.name, tenths ? "EXL3 %.1f bits" : "EXL3 %.4g bits", experts_bpw);
     return t;
 }
 
 struct kd_plan_target kd_plan_document(double experts_bpw)
 {
     struct kd_plan_target t = {.form = KD_FORM_DOCUMENT, .experts_bpw = experts_bpw};
-    snprintf(t.name, sizeof t.name, "document's %.4g bits", experts_bpw);
+    snprintf(t.name, sizeof t.name, "document's %.1f bits", experts_bpw);
     return t;
 }
 
@@ -179,35 +180,34 @@ static double fullest(int64_t blocks, int64_t n)
     return blocks > 0 ? (double)((blocks + n - 1) / n) / (double)blocks : 1;
 }
 
-int64_t kd_plan_device_bytes(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
-                             int64_t n, int64_t *experts)
+struct kd_plan_cut kd_plan_cut_of(const struct kd_plan_bytes *b, const struct kd_plan_model *m,
+                                  int64_t n)
 {
-    enum { BLOCK = 128 };
     const struct kd_k3_cfg *c = &m->cfg;
-    const int64_t blocks[KD_K3_KINDS] = {[KD_K3_ROUTED] = (c->moe_inter + BLOCK - 1) / BLOCK,
-                                         [KD_K3_KDA] = c->kda_heads,
+    int64_t block = b->cut_block;
+    const int64_t blocks[KD_K3_KINDS] = {[KD_K3_KDA] = c->kda_heads,
                                          [KD_K3_MLA] = c->heads,
                                          [KD_K3_ROUTER] = c->experts,
-                                         [KD_K3_LATENT] = (c->latent + BLOCK - 1) / BLOCK,
+                                         [KD_K3_LATENT] = (c->latent + block - 1) / block,
                                          [KD_K3_SHARED] =
-                                             (c->shared * c->moe_inter + BLOCK - 1) / BLOCK,
-                                         [KD_K3_DENSE] = (c->dense_inter + BLOCK - 1) / BLOCK,
-                                         [KD_K3_HEAD] = (c->vocab + BLOCK - 1) / BLOCK};
-    double sum = (double)b->replicated;
-    if (experts)
-        *experts =
-            n <= 1 ? b->routed : (int64_t)((double)b->routed * fullest(blocks[KD_K3_ROUTED], n));
+                                             (c->shared * c->moe_inter + block - 1) / block,
+                                         [KD_K3_DENSE] = (c->dense_inter + block - 1) / block,
+                                         [KD_K3_HEAD] = (c->vocab + block - 1) / block};
     if (n <= 1)
-        return b->tensor_bytes;
-    for (int k = 0; k < KD_K3_KINDS; k++) {
-        /* Norms are among the replicated; of attention the replicated part comes off below. */
-        if (k == KD_K3_NORMS || k == KD_K3_FINAL)
-            continue;
-        sum += (double)b->kind[k] * (blocks[k] ? fullest(blocks[k], n) : 1);
-    }
+        return (struct kd_plan_cut){.bytes = b->tensor_bytes, .experts = b->routed};
+    double sum = (double)b->replicated, width = fullest((c->moe_inter + block - 1) / block, n),
+           whole = fullest(c->experts, n);
+    /* Norms are among the replicated; of attention the replicated part comes off below. */
+    for (int k = 0; k < KD_K3_KINDS; k++)
+        if (k != KD_K3_NORMS && k != KD_K3_FINAL && k != KD_K3_ROUTED)
+            sum += (double)b->kind[k] * (blocks[k] ? fullest(blocks[k], n) : 1);
     double attention =
         (double)b->replicated - (double)b->kind[KD_K3_NORMS] - (double)b->kind[KD_K3_FINAL];
-    return (int64_t)(sum - (attention > 0 ? attention * fullest(c->heads, n) : 0));
+    sum -= attention > 0 ? attention * fullest(c->heads, n) : 0;
+    struct kd_plan_cut cut = {.whole = whole < width};
+    cut.experts = (int64_t)((double)b->routed * (cut.whole ? whole : width));
+    cut.bytes = (int64_t)sum + cut.experts;
+    return cut;
 }
 
 int64_t kd_plan_cache_token_bytes(const struct kd_plan_model *m, int64_t width)

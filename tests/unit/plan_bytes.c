@@ -18,7 +18,7 @@ static struct kd_err err;
 static struct kd_plan_bytes bytes_of(struct kd_plan_target t)
 {
     struct kd_plan_bytes b;
-    if (kd_plan_bytes(&b, &k3, &t, &err))
+    if (kd_plan_count(&b, &k3, &t, &err))
         fail_msg("%s", err.msg);
     return b;
 }
@@ -103,13 +103,20 @@ static void caches_and_cuts(void **state)
     assert_int_equal(kd_plan_state_bytes(&k3), 434110464 + 30523392);
     struct kd_plan_bytes b = bytes_of(kd_plan_document(2.3));
     double gib = (double)(1 << 30);
-    assert_int_equal(kd_plan_device_bytes(&b, &k3, 1, NULL), b.file_bytes);
-    double eight = (double)kd_plan_device_bytes(&b, &k3, 8, NULL) / gib;
+    assert_int_equal(kd_plan_cut_of(&b, &k3, 1).bytes, b.file_bytes);
+    double eight = (double)kd_plan_cut_of(&b, &k3, 8).bytes / gib;
     /* An even eighth is 94.8; the embedding stays whole, the latent cut is uneven. */
     assert_true(eight > 96.5 && eight < 97.6);
-    /* 24 blocks of expert width over 7 leave one device 4: 17 % over the mean. */
-    double seven = (double)kd_plan_device_bytes(&b, &k3, 7, NULL) / gib;
-    assert_true(seven > 758.0 / 7 * 1.12);
+    assert_false(kd_plan_cut_of(&b, &k3, 8).whole);
+    /* 24 blocks of expert width over 7 leave one device 4, 17 % over the mean: 128 whole experts on
+     * each are less. */
+    assert_true(kd_plan_cut_of(&b, &k3, 7).whole);
+    assert_int_equal(kd_plan_cut_of(&b, &k3, 7).experts, b.routed / 7);
+    /* MXFP4 is cut in groups of 32: sixteen Sparks hold the release, 97.6 GB each and what all
+     * have in full. */
+    b = bytes_of(kd_plan_native());
+    double sixteen = (double)kd_plan_cut_of(&b, &k3, 16).bytes / 1e9;
+    assert_true(sixteen > 97.6 && sixteen < 101.5);
     assert_true(kd_plan_experts_touched(&k3, 1) > 0.999999 &&
                 kd_plan_experts_touched(&k3, 1) < 1.000001);
     assert_true(kd_plan_experts_touched(&k3, 4) > 3.88 && kd_plan_experts_touched(&k3, 4) < 3.90);
@@ -127,7 +134,7 @@ static void other_shapes(void **state)
     if (!kd_dir_exists(path))
         skip();
     assert_int_equal(kd_plan_model_load(&m, path, &err), 0);
-    assert_int_equal(kd_plan_bytes(&b, &m, &t, &err), -1);
+    assert_int_equal(kd_plan_count(&b, &m, &t, &err), -1);
     assert_int_equal(err.code, KD_EINVAL);
     /* Counted from its own headers, a checkpoint has what its config says. */
     struct kd_ckpt *ck;
@@ -135,8 +142,8 @@ static void other_shapes(void **state)
     struct kd_plan_target stored = {.form = KD_FORM_STORED, .ck = ck};
     struct kd_plan_bytes own;
     t = kd_plan_native();
-    assert_int_equal(kd_plan_bytes(&own, &m, &stored, &err), 0);
-    assert_int_equal(kd_plan_bytes(&b, &m, &t, &err), 0);
+    assert_int_equal(kd_plan_count(&own, &m, &stored, &err), 0);
+    assert_int_equal(kd_plan_count(&b, &m, &t, &err), 0);
     assert_int_equal(own.tensor_bytes, b.tensor_bytes);
     for (int k = 0; k < KD_K3_KINDS; k++)
         assert_int_equal(own.kind[k], b.kind[k]);
