@@ -28,13 +28,13 @@ INLINE __m256i sums_of(__m256i s)
 INLINE __m256 values_of(__m256i s, enum kd_codebook cb)
 {
     if (cb == KD_CB_MUL1) {
-        /* The sum in the low bits of the float 2^23; the fma is exact, splitting rounds to 11 bits.
-         */
+        /* The sum in the low bits of the float 2^23; the fma makes 8192 times the value f, exactly;
+         * (8192 f + f) - 8192 f rounds it to 11 bits. */
         __m256i b = _mm256_or_si256(sums_of(s), _mm256_set1_epi32(0x4B000000));
-        __m256 f = _mm256_fmadd_ps(_mm256_castsi256_ps(b), _mm256_set1_ps(887.0f / 131072.0f),
-                                   _mm256_set1_ps(-56771.453125f));
-        __m256 t = _mm256_mul_ps(f, _mm256_set1_ps(8193.0f));
-        return _mm256_sub_ps(t, _mm256_sub_ps(t, f));
+        __m256 f = _mm256_fmadd_ps(_mm256_castsi256_ps(b), _mm256_set1_ps(887.0f / 16.0f),
+                                   _mm256_set1_ps(-56771.453125f * 8192.0f));
+        __m256i low = _mm256_sub_epi32(_mm256_castps_si256(f), _mm256_set1_epi32(13 << 23));
+        return _mm256_sub_ps(_mm256_add_ps(f, _mm256_castsi256_ps(low)), f);
     }
     __m256i x = cb == KD_CB_MCG
                     ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))

@@ -1,6 +1,7 @@
-/* Decoding and products for AVX-512. Sixteen successive ring positions are one vector: columns c
- * and c + 8 of a tile, four rows each, twice (docs/numerics.md); the eight chains of a column are
- * lanes. */
+/* Decoding and products for AVX-512. A vector is a row of a tile: its sixteen columns, one state a
+ * 32-bit lane. Rows 2t, 2t + 1, 2t + 8 and 2t + 9 are ring positions i = 0..3 (columns 0..7)
+ * and 4..7 (columns 8..15) of lanes 4c + t of the format, so one gathering of bytes serves four
+ * rows, and the eight chains of a column (docs/numerics.md) are eight vectors. */
 #include "kern/exl3_sets.h"
 #include "kern/exl3_unpack.h"
 
@@ -14,119 +15,151 @@ enum {
     TOKENS = 64 /* that share a panel */
 };
 
-/* How windows come out of a tile. WORDS: K = 2, straight from the stored words. QUADS: sixteen
- * windows fit 64 bits. BYTES: any rate. */
-enum layout { WORDS, QUADS, BYTES };
+/* How states come out of a tile: 64-byte registers that hold it, and whether 32 bits hold the
+ * windows of four successive positions (up to 3 bits each) or of two. WHOLE2: K = 2, where a row's
+ * windows have the same place in all lanes. */
+enum layout { WHOLE2, ONE_QUADS, TWO_QUADS, TWO_PAIRS, FOUR_PAIRS };
 
 struct unpack {
     enum layout layout;
     unsigned bytes;
     enum kd_codebook cb;
-    uint16_t at[16];        /* first byte of a group of sixteen positions, in the reversed tile */
-    uint8_t pick[16][64];   /* QUADS, WORDS: bit of each byte; BYTES: byte of each byte */
-    uint32_t shift[16][16]; /* BYTES */
+    __mmask64 last;         /* bytes of the last register */
+    uint8_t pick[8][64];    /* the tile's bytes for each t; for PAIRS i = 0, 1 and i = 2, 3 apart */
+    uint32_t shift[16][16]; /* [4 t + i] */
+    uint8_t bit[4][64];     /* [t], for i = 1: bit of a pair of lanes where each byte begins */
 };
 
-static void unpack_words(struct unpack *u)
+/* Where byte `at` of the stream is stored. */
+static unsigned stored_byte(unsigned at, unsigned bytes)
 {
-    for (unsigned j = 0; j < 16; j++) {
-        /* A stored pair of words is the ring's 64 bits with their halves swapped. */
-        unsigned bit = 30 - 2 * j + 32;
-        u->pick[0][4 * j] = (uint8_t)(bit & 63);
-        u->pick[0][4 * j + 1] = (uint8_t)((bit + 8) & 63);
-    }
+    unsigned half = at / 2, halves = bytes / 2;
+
+    half = half + 1 == halves && halves % 2 ? half : half ^ 1;
+    return 2 * half + (1 - at % 2);
 }
 
 static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook cb)
 {
+    unsigned n = kd_rate_to16(rate), pairs = n > 48;
     uint16_t place[256];
-    bool quads = true;
 
     u->bytes = kd_rate_tile_bytes(rate);
     u->cb = cb;
-    u->layout = WORDS;
-    if (rate.base == 2 && rate.mask == 0) {
-        unpack_words(u);
+    u->layout = n == 32  ? WHOLE2
+                : n < 32 ? ONE_QUADS
+                : !pairs ? TWO_QUADS
+                : n < 65 ? TWO_PAIRS
+                         : FOUR_PAIRS;
+    u->last = UINT64_MAX >> (63 - (u->bytes - 1) % 64);
+    kd_tile_places(rate, place);
+    for (unsigned row = 0; row < 16; row++)
+        for (unsigned lane = 0; lane < 16; lane++) {
+            unsigned t = row / 4, i = row % 4, p = 8 * (4 * (lane % 8) + t) + lane / 8 * 4;
+            /* Counted from the stream's end, the byte that holds the end of the last window. */
+            unsigned end = place[p + (pairs ? i | 1 : 3)] / 8;
+            u->shift[row][lane] = place[p + i] - 8 * end;
+            if (i == 1)
+                for (unsigned j = 0; j < 4; j++)
+                    u->bit[t][4 * lane + j] =
+                        (uint8_t)((u->shift[row][lane] + 32 * (lane % 2) + 8 * j) & 63);
+            for (unsigned j = 0; j < 4; j++)
+                u->pick[pairs ? 2 * t + i / 2 : t][4 * lane + j] =
+                    (uint8_t)stored_byte((2 * u->bytes - 1 - end - j) % u->bytes, u->bytes);
+        }
+}
+
+FLAT void load_tile(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                    __m512i r[4])
+{
+    unsigned n = layout <= ONE_QUADS ? 1 : layout <= TWO_PAIRS ? 2 : (u->bytes + 63) / 64;
+
+    if (layout == WHOLE2)
+        r[0] = _mm512_loadu_si512(tile);
+    else if (layout <= TWO_PAIRS) {
+        if (n == 2)
+            r[0] = _mm512_loadu_si512(tile);
+        r[n - 1] = _mm512_maskz_loadu_epi8(u->last, tile + 64 * (n - 1));
+    } else {
+        r[0] = _mm512_loadu_si512(tile);
+        r[1] = _mm512_loadu_si512(tile + 64);
+        r[2] = _mm512_maskz_loadu_epi8(n == 3 ? u->last : UINT64_MAX, tile + 128);
+        r[3] = _mm512_maskz_loadu_epi8(n == 3 ? 0 : u->last, tile + 192);
+    }
+}
+
+FLAT __m512i pick_bytes(const enum layout layout, const uint8_t *pick, const __m512i r[4])
+{
+    __m512i at = _mm512_loadu_si512(pick);
+
+    if (layout <= ONE_QUADS)
+        return _mm512_permutexvar_epi8(at, r[0]);
+    __m512i low = _mm512_permutex2var_epi8(r[0], at, r[1]);
+    if (layout <= TWO_PAIRS)
+        return low;
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(at), low,
+                                  _mm512_permutex2var_epi8(r[2], at, r[3]));
+}
+
+/* The states of rows 2t, 2t + 1, 2t + 8, 2t + 9. */
+FLAT void states(const struct unpack *u, const enum layout layout, const __m512i r[4], unsigned t,
+                 __m512i s[4])
+{
+    const __m512i low = _mm512_set1_epi32(0xffff);
+
+    if (layout == WHOLE2) {
+        __m512i x = pick_bytes(layout, u->pick[t], r);
+        s[0] = _mm512_and_si512(_mm512_srli_epi32(x, 6), low);
+        s[1] = _mm512_and_si512(_mm512_srli_epi32(x, 4), low);
+        s[2] = _mm512_and_si512(_mm512_srli_epi32(x, 2), low);
+        s[3] = _mm512_and_si512(x, low);
         return;
     }
-    kd_tile_places(rate, place);
-    for (unsigned g = 0; g < 16; g++) {
-        u->at[g] = place[16 * g + 15] / 8;
-        quads = quads && place[16 * g] + 16 - 8 * u->at[g] <= 64;
-    }
-    u->layout = quads ? QUADS : BYTES;
-    for (unsigned g = 0; g < 16; g++)
-        for (unsigned j = 0; j < 16; j++) {
-            unsigned bit = place[16 * g + j] - 8u * u->at[g];
-            for (unsigned i = 0; i < 4; i++)
-                u->pick[g][4 * j + i] = (uint8_t)(quads ? (bit + 8 * i) & 63 : bit / 8 + i);
-            u->shift[g][j] = bit % 8;
-        }
+    const bool pairs = layout >= TWO_PAIRS;
+    __m512i x = pick_bytes(layout, u->pick[pairs ? 2 * t : t], r), x2 = x;
+    if (pairs)
+        x2 = pick_bytes(layout, u->pick[2 * t + 1], r);
+#pragma GCC unroll 4
+    for (unsigned i = 0; i < 4; i++)
+        s[i] = _mm512_and_si512(
+            _mm512_srlv_epi32(i < 2 ? x : x2, _mm512_loadu_si512(u->shift[4 * t + i])), low);
+    /* One of the four in one instruction of the multiplier's ports instead of two of others. */
+    s[1] =
+        _mm512_maskz_multishift_epi64_epi8(0x3333333333333333u, _mm512_loadu_si512(u->bit[t]), x);
 }
 
-/* The states of group g, in 32-bit lanes. */
-FLAT __m512i states(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                    const uint8_t *back, unsigned g)
-{
-    const __mmask64 low = 0x3333333333333333u;
-    uint64_t bits;
-
-    if (layout == WORDS) {
-        if (g)
-            memcpy(&bits, tile + 4 * g - 4, 8);
-        else {
-            uint32_t first, last;
-            memcpy(&first, tile, 4);
-            memcpy(&last, tile + 60, 4);
-            bits = (uint64_t)first << 32 | last;
-        }
-        return _mm512_maskz_multishift_epi64_epi8(low, _mm512_loadu_si512(u->pick[0]),
-                                                  _mm512_set1_epi64((long long)bits));
-    }
-    if (layout == QUADS) {
-        memcpy(&bits, back + u->at[g], 8);
-        return _mm512_maskz_multishift_epi64_epi8(low, _mm512_loadu_si512(u->pick[g]),
-                                                  _mm512_set1_epi64((long long)bits));
-    }
-    __m512i x = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)(back + u->at[g])));
-    x = _mm512_permutexvar_epi8(_mm512_loadu_si512(u->pick[g]), x);
-    x = _mm512_srlv_epi32(x, _mm512_loadu_si512(u->shift[g]));
-    return _mm512_and_si512(x, _mm512_set1_epi32(0xffff));
-}
-
-/* mul1, GROUPS vectors abreast, stage by stage, because one after the other would fill the
- * scheduler with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma
- * makes the value f (exact). Splitting it at 11 bits then rounds it to fp16: t = 8193 f, t - (t -
- * f); no value is zero, subnormal or a tie that this would round the wrong way (tested). 8192 f is
- * an addition to the exponent. */
-enum { GROUPS = 4 };
-
-FLAT void values_mul1(const __m512i s[GROUPS], __m512 v[GROUPS])
+/* mul1, four vectors abreast, stage by stage, because one after the other would fill the scheduler
+ * with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma makes 8192
+ * times the value f, exactly; (8192 f + f) - 8192 f then rounds f to the 11 bits of fp16, to
+ * nearest even (tested for every state). 8193 f is a product, or a subtraction from the exponent
+ * and a sum: half each way loads all ports alike. */
+FLAT void values_mul1(const __m512i s[4], __m512 v[4])
 {
     const __m512i mul = _mm512_set1_epi32((int)0x83DCD12Du), ones = _mm512_set1_epi32(0x01010101);
-    const __m512 slope = _mm512_set1_ps(887.0f / 131072.0f), start = _mm512_set1_ps(-56771.453125f);
-    __m512i x[GROUPS];
-    __m512 t[GROUPS];
+    const __m512 slope = _mm512_set1_ps(887.0f / 16.0f),
+                 start = _mm512_set1_ps(-56771.453125f * 8192.0f);
+    __m512i x[4];
+    __m512 t[4];
 
 #pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++)
+    for (unsigned j = 0; j < 4; j++)
         x[j] = _mm512_mullo_epi32(s[j], mul);
 #pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++)
+    for (unsigned j = 0; j < 4; j++)
         x[j] = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x[j], ones);
 #pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++)
+    for (unsigned j = 0; j < 4; j++)
         v[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(x[j]), slope, start);
 #pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++) {
-        __m512i up = _mm512_add_epi32(_mm512_castps_si512(v[j]), _mm512_set1_epi32(13 << 23));
-        t[j] = _mm512_add_ps(v[j], _mm512_castsi512_ps(up));
-    }
+    for (unsigned j = 0; j < 4; j++)
+        if (j % 2)
+            t[j] = _mm512_mul_ps(v[j], _mm512_set1_ps(8193.0f / 8192.0f));
+        else
+            t[j] =
+                _mm512_add_ps(v[j], _mm512_castsi512_ps(_mm512_sub_epi32(
+                                        _mm512_castps_si512(v[j]), _mm512_set1_epi32(13 << 23))));
 #pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++)
-        v[j] = _mm512_sub_ps(t[j], v[j]);
-#pragma GCC unroll 4
-    for (unsigned j = 0; j < GROUPS; j++)
+    for (unsigned j = 0; j < 4; j++)
         v[j] = _mm512_sub_ps(t[j], v[j]);
 }
 
@@ -142,99 +175,99 @@ FLAT __m512 value_halves(__m512i s, bool mcg)
     return _mm512_cvtph_ps(_mm512_cvtps_ph(_mm512_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT));
 }
 
-/* 256 floats in ring order. */
-FLAT void decode_layout(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                        const uint8_t *back, float *out)
+/* The tile's row of vector i of t. */
+FLAT unsigned row_of(unsigned t, unsigned i)
 {
-    for (unsigned g = 0; g < 16; g += GROUPS) {
-        __m512i s[GROUPS];
-        __m512 v[GROUPS];
-#pragma GCC unroll 4
-        for (unsigned j = 0; j < GROUPS; j++)
-            s[j] = states(u, layout, tile, back, g + j);
-        if (u->cb == KD_CB_MUL1)
-            values_mul1(s, v);
-        else
-            for (unsigned j = 0; j < GROUPS; j++)
-                v[j] = value_halves(s[j], u->cb == KD_CB_MCG);
-        for (unsigned j = 0; j < GROUPS; j++)
-            _mm512_storeu_ps(out + 16 * (g + j), v[j]);
+    return 2 * t + i % 2 + i / 2 * 8;
+}
+
+FLAT void values(const struct unpack *u, const enum layout layout, const __m512i r[4], unsigned t,
+                 __m512 v[4])
+{
+    __m512i s[4];
+
+    states(u, layout, r, t, s);
+    if (u->cb == KD_CB_MUL1)
+        values_mul1(s, v);
+    else
+        for (unsigned i = 0; i < 4; i++)
+            v[i] = value_halves(s[i], u->cb == KD_CB_MCG);
+}
+
+FLAT void decode_layout(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                        float out[256])
+{
+    __m512i r[4];
+    __m512 v[4];
+
+    load_tile(u, layout, tile, r);
+    for (unsigned t = 0; t < 4; t++) {
+        values(u, layout, r, t, v);
+        for (unsigned i = 0; i < 4; i++)
+            _mm512_storeu_ps(out + 16 * row_of(t, i), v[i]);
     }
 }
 
-static void decode_ring(const struct unpack *u, const uint8_t *tile, float *out)
-{
-    uint8_t back[KD_TILE_BACK];
+/* `call` with the layout as a constant. */
+#define BY_LAYOUT(u, call, ...)                                                                    \
+    do {                                                                                           \
+        if ((u)->layout == WHOLE2)                                                                 \
+            call(u, WHOLE2, __VA_ARGS__);                                                          \
+        else if ((u)->layout == ONE_QUADS)                                                         \
+            call(u, ONE_QUADS, __VA_ARGS__);                                                       \
+        else if ((u)->layout == TWO_QUADS)                                                         \
+            call(u, TWO_QUADS, __VA_ARGS__);                                                       \
+        else if ((u)->layout == TWO_PAIRS)                                                         \
+            call(u, TWO_PAIRS, __VA_ARGS__);                                                       \
+        else                                                                                       \
+            call(u, FOUR_PAIRS, __VA_ARGS__);                                                      \
+    } while (0)
 
-    if (u->layout == WORDS) {
-        decode_layout(u, WORDS, tile, NULL, out);
-        return;
-    }
-    kd_tile_reverse(tile, u->bytes, back);
-    if (u->layout == QUADS)
-        decode_layout(u, QUADS, tile, back, out);
-    else
-        decode_layout(u, BYTES, tile, back, out);
+static void decode_rows(const struct unpack *u, const uint8_t *tile, float out[256])
+{
+    BY_LAYOUT(u, decode_layout, tile, out);
 }
 
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
                         float out[256])
 {
     struct unpack u;
-    float ring[256];
 
     unpack_open(&u, rate, cb);
-    decode_ring(&u, tile, ring);
-    for (unsigned p = 0; p < 256; p++)
-        out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
+    decode_rows(&u, tile, out);
 }
 
-static const int32_t row_lanes[2][16] = {{0, 1, 8, 9, 0, 1, 8, 9, 2, 3, 10, 11, 2, 3, 10, 11},
-                                         {4, 5, 12, 13, 4, 5, 12, 13, 6, 7, 14, 15, 6, 7, 14, 15}};
-
-/* Sums of columns c and c + 8 for each pair c into y[16]. */
-FLAT void fold(const __m512 sum[8], float *y)
+/* The chains of sixteen columns. */
+FLAT void fold(const __m512 q[8], float *y)
 {
-    for (unsigned c = 0; c < 8; c++) {
-        __m256 a = _mm256_add_ps(_mm512_castps512_ps256(sum[c]), _mm512_extractf32x8_ps(sum[c], 1));
-        a = _mm256_add_ps(a, _mm256_shuffle_ps(a, a, 0x4e));
-        a = _mm256_add_ps(a, _mm256_shuffle_ps(a, a, 0xb1));
-        y[c] = _mm256_cvtss_f32(a);
-        y[c + 8] = _mm_cvtss_f32(_mm256_extractf128_ps(a, 1));
-    }
+    __m512 a0 = _mm512_add_ps(q[0], q[4]), a1 = _mm512_add_ps(q[1], q[5]),
+           a2 = _mm512_add_ps(q[2], q[6]), a3 = _mm512_add_ps(q[3], q[7]);
+
+    _mm512_storeu_ps(y, _mm512_add_ps(_mm512_add_ps(a0, a2), _mm512_add_ps(a1, a3)));
 }
 
 /* One token with mul1: sixteen outputs, values straight from the codes. */
 FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
                  int64_t step, int64_t k_tiles, const float *x, float *y)
 {
-    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]),
-                  lanes1 = _mm512_loadu_si512(row_lanes[1]);
-    uint8_t back[2][KD_TILE_BACK];
     __m512 sum[8];
 
-    for (unsigned c = 0; c < 8; c++)
-        sum[c] = _mm512_setzero_ps();
-    if (layout != WORDS)
-        kd_tile_reverse(tile, u->bytes, back[0]);
-    for (int64_t k = 0; k < k_tiles; k++, tile += step) {
-        __m512 xk = _mm512_loadu_ps(x + 16 * k);
-        __m512 x0 = _mm512_permutexvar_ps(lanes0, xk), x1 = _mm512_permutexvar_ps(lanes1, xk);
+    for (unsigned q = 0; q < 8; q++)
+        sum[q] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < k_tiles; k++, tile += step, x += 16) {
+        __m512i r[4];
+        load_tile(u, layout, tile, r);
         kd_tile_prefetch(tile + 8 * step, u->bytes);
-        /* The next tile is turned round while this one is used. */
-        if (layout != WORDS && k + 1 < k_tiles)
-            kd_tile_reverse(tile + step, u->bytes, back[(k + 1) & 1]);
 #pragma GCC unroll 4
-        for (unsigned c = 0; c < 8; c += GROUPS / 2) {
-            __m512i s[GROUPS];
-            __m512 v[GROUPS];
-#pragma GCC unroll 4
-            for (unsigned j = 0; j < GROUPS; j++)
-                s[j] = states(u, layout, tile, back[k & 1], 2 * c + j);
+        for (unsigned t = 0; t < 4; t++) {
+            __m512i s[4];
+            __m512 v[4];
+            states(u, layout, r, t, s);
             values_mul1(s, v);
 #pragma GCC unroll 4
-            for (unsigned j = 0; j < GROUPS; j++)
-                sum[c + j / 2] = _mm512_fmadd_ps(v[j], j % 2 ? x1 : x0, sum[c + j / 2]);
+            for (unsigned i = 0; i < 4; i++)
+                sum[t % 2 * 4 + i] =
+                    _mm512_fmadd_ps(v[i], _mm512_set1_ps(x[row_of(t, i)]), sum[t % 2 * 4 + i]);
         }
     }
     fold(sum, y);
@@ -244,36 +277,52 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
 {
     int64_t step = b->row_tiles * u->bytes;
 
-    for (int64_t n = 0; n < b->n_tiles; n++) {
-        const uint8_t *tile = b->codes + n * u->bytes;
-        if (u->layout == WORDS)
-            column(u, WORDS, tile, step, b->k_tiles, x, y + 16 * n);
-        else if (u->layout == QUADS)
-            column(u, QUADS, tile, step, b->k_tiles, x, y + 16 * n);
-        else
-            column(u, BYTES, tile, step, b->k_tiles, x, y + 16 * n);
-    }
+    for (int64_t n = 0; n < b->n_tiles; n++)
+        BY_LAYOUT(u, column, b->codes + n * u->bytes, step, b->k_tiles, x, y + 16 * n);
 }
 
-/* Many tokens: sums of 16 columns for a token over `count` decoded tiles. */
-static void add_panel(const float *panel, int64_t count, const float *x, float (*sum)[16])
+/* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles; `chains` of the eight,
+ * those of rows 2t with t = t0, t0 + 2 or all. */
+FLAT void add_panel(const float *panel, int64_t count, const float *x, int64_t ldx,
+                    const unsigned tokens, const unsigned t0, const unsigned chains,
+                    float (*sum)[8][16])
 {
-    const __m512i lanes0 = _mm512_loadu_si512(row_lanes[0]),
-                  lanes1 = _mm512_loadu_si512(row_lanes[1]);
-    __m512 s[8];
+    __m512 s[4][8];
 
-    for (unsigned c = 0; c < 8; c++)
-        s[c] = _mm512_loadu_ps(sum[c]);
-    for (int64_t k = 0; k < count; k++) {
-        __m512 xk = _mm512_loadu_ps(x + 16 * k);
-        __m512 x0 = _mm512_permutexvar_ps(lanes0, xk), x1 = _mm512_permutexvar_ps(lanes1, xk);
-        for (unsigned c = 0; c < 8; c++) {
-            s[c] = _mm512_fmadd_ps(_mm512_loadu_ps(panel + 256 * k + 32 * c), x0, s[c]);
-            s[c] = _mm512_fmadd_ps(_mm512_loadu_ps(panel + 256 * k + 32 * c + 16), x1, s[c]);
+#pragma GCC unroll 4
+    for (unsigned a = 0; a < tokens; a++)
+#pragma GCC unroll 8
+        for (unsigned q = 0; q < chains; q++)
+            s[a][q] = _mm512_loadu_ps(sum[a][4 * t0 + q]);
+    for (int64_t k = 0; k < count; k++, panel += 256, x += 16)
+#pragma GCC unroll 16
+        for (unsigned j = 0; j < 2 * chains; j++) {
+            unsigned row = row_of(chains == 8 ? j / 4 : t0 + j / 4 * 2, j % 4), q = j % chains;
+            __m512 v = _mm512_loadu_ps(panel + 16 * row);
+            /* In a register, so that the broadcasts are the memory operands: those cost no port. */
+            __asm__("" : "+v"(v));
+#pragma GCC unroll 4
+            for (unsigned a = 0; a < tokens; a++)
+                s[a][q] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[a * ldx + row]), s[a][q]);
         }
+#pragma GCC unroll 4
+    for (unsigned a = 0; a < tokens; a++)
+#pragma GCC unroll 8
+        for (unsigned q = 0; q < chains; q++)
+            _mm512_storeu_ps(sum[a][4 * t0 + q], s[a][q]);
+}
+
+static void add_panel_all(const float *panel, int64_t count, const float *x, int64_t ldx,
+                          int64_t tokens, float (*sum)[8][16])
+{
+    for (; tokens >= 4; tokens -= 4, x += 4 * ldx, sum += 4) {
+        add_panel(panel, count, x, ldx, 4, 0, 4, sum);
+        add_panel(panel, count, x, ldx, 4, 1, 4, sum);
     }
-    for (unsigned c = 0; c < 8; c++)
-        _mm512_storeu_ps(sum[c], s[c]);
+    for (; tokens >= 2; tokens -= 2, x += 2 * ldx, sum += 2)
+        add_panel(panel, count, x, ldx, 2, 0, 8, sum);
+    if (tokens)
+        add_panel(panel, count, x, ldx, 1, 0, 8, sum);
 }
 
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
@@ -290,88 +339,85 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
     for (int64_t n = 0; n < b->n_tiles; n++)
         for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
             int64_t tokens = T - t0 < TOKENS ? T - t0 : TOKENS;
-            memset(sum, 0, sizeof sum);
+            memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
                 for (int64_t i = 0; i < count; i++) {
                     const uint8_t *tile = b->codes + ((k + i) * b->row_tiles + n) * u.bytes;
                     kd_tile_prefetch(tile + 8 * b->row_tiles * u.bytes, u.bytes);
-                    decode_ring(&u, tile, panel + 256 * i);
+                    decode_rows(&u, tile, panel + 256 * i);
                 }
-                for (int64_t t = 0; t < tokens; t++)
-                    add_panel(panel, count, x + (t0 + t) * ldx + 16 * k, sum[t]);
+                add_panel_all(panel, count, x + t0 * ldx + 16 * k, ldx, tokens, sum);
             }
             for (int64_t t = 0; t < tokens; t++) {
                 __m512 s[8];
-                for (unsigned c = 0; c < 8; c++)
-                    s[c] = _mm512_loadu_ps(sum[t][c]);
+                for (unsigned q = 0; q < 8; q++)
+                    s[q] = _mm512_loadu_ps(sum[t][q]);
                 fold(s, y + (t0 + t) * ldy + 16 * n);
             }
         }
 }
 
-/* q replicated into the four bytes of the lanes of both halves of a tile's rows. */
-FLAT __m512i rows_bytes(const int8_t *q, unsigned half)
-{
-    static const uint8_t rows[2][16] = {{0, 1, 8, 9, 0, 1, 8, 9, 2, 3, 10, 11, 2, 3, 10, 11},
-                                        {4, 5, 12, 13, 4, 5, 12, 13, 6, 7, 14, 15, 6, 7, 14, 15}};
-    __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const void *)q));
-    __m512i at = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)rows[half]));
-    at = _mm512_mullo_epi32(at, _mm512_set1_epi32(0x01010101));
-    return _mm512_permutexvar_epi8(at, x);
-}
+/* With int8 activations a piece of k tiles is summed in 32 bits: a lane of a sum takes two products
+ * of at most 128 * 1020 from each tile. */
+enum { PIECE = 128, WIDE = 8 };
 
 FLAT void column_int8(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                      int64_t step, int64_t k_tiles, const int8_t *q, int64_t *sum)
+                      int64_t step, int64_t k_tiles, const int32_t *q, int64_t sum[16])
 {
-    uint8_t back[2][KD_TILE_BACK];
-    __m512i s[8];
+    const __m512i m = _mm512_set1_epi32((int)0x83DCD12Du);
+    __m512i a[8];
+    int32_t lane[16];
 
-    for (unsigned c = 0; c < 8; c++)
-        s[c] = _mm512_setzero_si512();
-    if (layout != WORDS)
-        kd_tile_reverse(tile, u->bytes, back[0]);
-    for (int64_t k = 0; k < k_tiles; k++, tile += step) {
-        __m512i q0 = rows_bytes(q + 16 * k, 0), q1 = rows_bytes(q + 16 * k, 1);
-        const __m512i m = _mm512_set1_epi32((int)0x83DCD12Du);
+    for (unsigned j = 0; j < 8; j++)
+        a[j] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < k_tiles; k++, tile += step, q += 16) {
+        __m512i r[4];
+        load_tile(u, layout, tile, r);
         kd_tile_prefetch(tile + 8 * step, u->bytes);
-        if (layout != WORDS && k + 1 < k_tiles)
-            kd_tile_reverse(tile + step, u->bytes, back[(k + 1) & 1]);
-#pragma GCC unroll 8
-        for (unsigned c = 0; c < 8; c++) {
-            __m512i a = _mm512_mullo_epi32(states(u, layout, tile, back[k & 1], 2 * c), m);
-            __m512i b = _mm512_mullo_epi32(states(u, layout, tile, back[k & 1], 2 * c + 1), m);
-            s[c] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(s[c], a, q0), b, q1);
+#pragma GCC unroll 4
+        for (unsigned t = 0; t < 4; t++) {
+            __m512i s[4];
+            states(u, layout, r, t, s);
+#pragma GCC unroll 4
+            for (unsigned i = 0; i < 4; i++)
+                s[i] = _mm512_mullo_epi32(s[i], m);
+#pragma GCC unroll 4
+            for (unsigned i = 0; i < 4; i++)
+                a[t % 2 * 4 + i] =
+                    _mm512_dpbusd_epi32(a[t % 2 * 4 + i], s[i], _mm512_set1_epi32(q[row_of(t, i)]));
         }
     }
-    for (unsigned c = 0; c < 8; c++) {
-        int32_t lane[16];
-        _mm512_storeu_si512(lane, s[c]);
-        sum[c] = sum[c + 8] = 0;
-        for (unsigned j = 0; j < 16; j++)
-            sum[c + (j & 4) * 2] += lane[j];
-    }
+    for (unsigned j = 1; j < 8; j++)
+        a[0] = _mm512_add_epi32(a[0], a[j]);
+    _mm512_storeu_si512(lane, a[0]);
+    for (unsigned c = 0; c < 16; c++)
+        sum[c] += lane[c];
 }
 
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
     struct unpack u;
-    int64_t sum[16], total = 0, step;
+    int64_t total = 0, step;
+    int32_t fours[16 * PIECE]; /* q four times: a product's bytes are summed by themselves */
 
     unpack_open(&u, b->rate, KD_CB_MUL1);
     step = b->row_tiles * u.bytes;
     for (int64_t i = 0; i < 16 * b->k_tiles; i++)
         total += q[i];
-    for (int64_t n = 0; n < b->n_tiles; n++) {
-        const uint8_t *tile = b->codes + n * u.bytes;
-        if (u.layout == WORDS)
-            column_int8(&u, WORDS, tile, step, b->k_tiles, q, sum);
-        else if (u.layout == QUADS)
-            column_int8(&u, QUADS, tile, step, b->k_tiles, q, sum);
-        else
-            column_int8(&u, BYTES, tile, step, b->k_tiles, q, sum);
-        for (unsigned c = 0; c < 16; c++)
-            y[16 * n + c] = kd_exl3_int8_sum(sum[c], total, scale);
+    for (int64_t n0 = 0; n0 < b->n_tiles; n0 += WIDE) {
+        int64_t wide = b->n_tiles - n0 < WIDE ? b->n_tiles - n0 : WIDE, sum[WIDE][16] = {{0}};
+        for (int64_t k = 0; k < b->k_tiles; k += PIECE) {
+            int64_t count = b->k_tiles - k < PIECE ? b->k_tiles - k : PIECE;
+            for (int64_t i = 0; i < 16 * count; i++)
+                fours[i] = (int32_t)((uint8_t)q[16 * k + i] * 0x01010101u);
+            for (int64_t n = 0; n < wide; n++)
+                BY_LAYOUT(&u, column_int8, b->codes + (k * b->row_tiles + n0 + n) * u.bytes, step,
+                          count, fours, sum[n]);
+        }
+        for (int64_t n = 0; n < wide; n++)
+            for (unsigned c = 0; c < 16; c++)
+                y[16 * (n0 + n) + c] = kd_exl3_int8_sum(sum[n][c], total, scale);
     }
 }
 
