@@ -19,10 +19,14 @@ int kd_mem_zero(void *out, int64_t count, int64_t size, const char *what,
 void kd_mem_free(void *block);
 /* a * b in *out; -1 if it does not fit in int64_t or either is negative. */
 int kd_mul64(int64_t a, int64_t b, int64_t *out) KD_MUST;
-/* Peak resident anonymous memory of this process so far, in bytes (VmHWM less file pages where the
- * system tells them; else VmHWM). */
+/* Most resident anonymous memory of this process so far, in bytes, as it was before large blocks of
+ * this file were freed and is now; pages of mapped files are not in it. 0 where the system does not
+ * tell. */
 int64_t kd_mem_peak_bytes(void);
-/* Anonymous memory in use now (RssAnon), in bytes; 0 where the system does not tell. */
+/* The system's own peak (VmHWM): with the pages of mapped files, which it takes back when it needs
+ * them. */
+int64_t kd_mem_resident_peak_bytes(void);
+/* Anonymous memory in use now, in bytes; 0 where the system does not tell. */
 int64_t kd_mem_anon_bytes(void);
 /* For tests: the n-th allocation from now fails (n >= 1); 0 switches it off. */
 void kd_mem_fail_nth(int64_t n);

@@ -70,8 +70,10 @@ void kd_job_close(struct kd_job *j);
 int kd_job_start(struct kd_job *j, struct kd_err *err) KD_MUST; /* the embedding */
 int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;
 int kd_job_ends(struct kd_job *j, struct kd_err *err) KD_MUST;
-/* Anonymous memory the rest will need at most, in bytes, and free disk it needs. */
-int64_t kd_job_peak_bytes(const struct kd_job *j);
+/* Anonymous memory that these rates, made together, will need at most, in bytes: what is there now
+ * included, so it is asked once all are open and none has begun. */
+int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count);
+/* Free disk that the rest needs. */
 int64_t kd_job_disk_bytes(const struct kd_job *j);
 /* "sources": names, sizes and SHA-256 of the shards and config; reads every byte once, and asks
  * `stopped` between shards. */

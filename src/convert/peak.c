@@ -1,69 +1,173 @@
 /* The most anonymous memory a conversion takes, known before it starts. Every large block is
- * counted where it is taken: Hessians and the quantizer's working set grow with the square of a
- * tensor's inputs, stage scratch with the block's tokens. Maps (source, streams, units) are the
- * page cache's. */
+ * counted where it is taken, and what is held at the same time is added: Hessians and the
+ * quantizer's working set grow with the square of a tensor's inputs, the stages' scratch with the
+ * block's tokens. Maps (source, streams, units) are the page cache's. */
 #include "base/mem.h"
 #include "convert/job.h"
+#include "fmt/exl3_file.h"
 
 #include <string.h>
+
+/* Tokens that share one decoding of EXL3 codes; (token, expert) pairs of one wave of experts. */
+enum { EXL3_TOKENS = 256, WAVE_PAIRS = 1024, EXPERT_BLOCK_ROWS = 512 };
 
 static int64_t most(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-/* kd_quant_tensor's working set (codec/quant.c) for a tensor of k inputs, n outputs, padded. */
-static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n)
+static int64_t threads_of(const struct kd_job *j)
 {
-    int64_t threads = kd_pool_threads(j->run->pool);
-    int64_t square = j->recipe.feedback || j->recipe.refit ? 4 * k * k : 0;
-    int64_t panels = most(4 * 512 * k, 4 * 128 * n);
-    return 12 * k * n + square + panels + k * n + threads * (int64_t)kd_trellis_scratch_bytes();
+    return kd_pool_threads(j->run->pool);
 }
 
-/* Rows of `width` floats that the stages around a tensor hold for a block. */
+static int64_t hessian(const struct kd_job *j, int64_t k)
+{
+    k = kd_exl3_pad(k);
+    return j->recipe.feedback || j->recipe.row_power > 0 ? 4 * k * k : 0;
+}
+
+/* kd_quant_tensor's working set (codec/quant.c) for a tensor of k inputs and n outputs. */
+static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned rate16)
+{
+    k = kd_exl3_pad(k);
+    n = kd_exl3_pad(n);
+    int64_t square = j->recipe.feedback || j->recipe.refit ? 4 * k * k : 0;
+    int64_t panels = most(4 * 512 * k, 4 * 128 * n);
+    return 12 * k * n + square + panels + k * n * (int64_t)rate16 / 128 +
+           threads_of(j) * (int64_t)kd_trellis_scratch_bytes();
+}
+
+/* Rows of `width` floats for a block. */
 static int64_t block(const struct kd_job *j, int64_t width)
 {
     return 4 * j->block_T * width;
 }
 
-static int64_t trunk_peak(const struct kd_job *j, const struct kd_out_tensor *t)
+/* `count` products at once of `rows` activations with matrices of k inputs (kern/mat.c): as many as
+ * there are threads run side by side, fewer one after the other. EXL3 rotates the activations and
+ * keeps a block of outputs for each thread. */
+static int64_t product(const struct kd_job *j, int64_t rows, int64_t k, int64_t count)
 {
-    const struct kd_k3_cfg *c = &j->cfg;
-    int64_t k = kd_exl3_pad(t->cols), n = kd_exl3_pad(t->rows);
-    int64_t hessian = j->recipe.feedback || j->recipe.row_power > 0 ? 4 * k * k : 0;
-    /* The widest stage is the attention's core: q, k, v, gates, decay and output at once. */
-    int64_t channels = c->kda_heads * c->kda_dim + c->heads * (c->nope + c->rope + c->v_dim);
-    int64_t stage = block(j, k + c->hidden) + block(j, 8 * channels);
-    return hessian + most(quantizer(j, k, n), stage);
+    int64_t tokens = rows < EXL3_TOKENS ? rows : EXL3_TOKENS, threads = threads_of(j);
+    return (count >= threads ? threads : 1) * 4 * (rows * kd_exl3_pad(k) + threads * tokens * 128);
 }
 
-static int64_t expert_peak(const struct kd_job *j)
+/* The same with trunk matrices, which may stay as stored. */
+static int64_t trunk_product(const struct kd_job *j, int64_t k, int64_t count)
 {
-    const struct kd_k3_cfg *c = &j->cfg;
-    int64_t latent = kd_exl3_pad(c->latent), inter = kd_exl3_pad(c->moe_inter);
-    int64_t hessian = j->recipe.feedback || j->recipe.row_power > 0 ? 4 * latent * latent : 0;
-    int64_t own =
-        kd_expert_scratch_bytes(c->latent, c->moe_inter, 512, kd_pool_threads(j->run->pool));
-    int64_t quant =
-        most(quantizer(j, latent, inter), quantizer(j, inter, latent) + 8 * inter * inter);
-    int64_t units = c->experts * (int64_t)sizeof(struct kd_unit);
-    /* The forward pass over a block: routed rows gathered, gate, up, inner and output. */
-    int64_t forward = block(j, c->latent * (2 + c->topk) + 3 * c->moe_inter * c->topk);
-    return hessian + units + most(most(own, quant), forward);
+    return j->rates.wish.trunk_bpw > 0 ? product(j, j->block_T, k, count) : 0;
 }
 
-int64_t kd_job_peak_bytes(const struct kd_job *j)
+/* The attention's core over a block, its inputs made anew and its outputs kept (rows_attn_core). */
+static int64_t attention(const struct kd_job *j, bool mla)
 {
     const struct kd_k3_cfg *c = &j->cfg;
+    int64_t ch = c->kda_heads * c->kda_dim, vw = c->heads * c->v_dim;
+    int64_t rows = j->text->cols ? j->block_T / j->text->cols : 1;
+    int64_t out = mla ? vw : ch, inside, states;
+    if (mla) {
+        int64_t cache = c->kv_lora + c->rope;
+        inside = c->q_lora + c->heads * (c->nope + c->rope) + vw + cache;
+        states = block(j, cache);
+    } else {
+        inside = 5 * ch + c->kda_dim + c->kda_heads;
+        states = 4 * rows * ch * (c->kda_dim + 3 * c->conv);
+    }
+    return hessian(j, out) + block(j, out + c->hidden + inside) + states +
+           trunk_product(j, c->hidden, mla ? 2 : 4);
+}
+
+/* Stages of the feed-forward part: inputs, inner rows, the layer's output. */
+static int64_t feed_forward(const struct kd_job *j, bool mla, bool moe)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t inner = moe ? c->moe_inter * c->shared : c->dense_inter, H = c->hidden;
+    int64_t heads = mla ? c->heads * c->v_dim : c->kda_heads * c->kda_dim;
+    int64_t in = hessian(j, H) + block(j, 2 * H) + trunk_product(j, heads, 1);
+    int64_t gate_up = block(j, H + inner) + trunk_product(j, H, 2);
+    int64_t mid = hessian(j, inner) + block(j, inner) + gate_up;
+    int64_t out = block(j, most(inner, moe ? c->latent : 0) + 2 * H) +
+                  most(gate_up, trunk_product(j, inner, 1));
+    return most(in, most(mid, out));
+}
+
+/* Latents and routing, then the layer's experts over a block, twice where recipe auto compares. */
+static int64_t experts_forward(const struct kd_job *j)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t T = j->block_T, pairs = T * c->topk;
+    int64_t latents = hessian(j, c->latent) + block(j, c->hidden + c->latent) +
+                      most(block(j, 2 * c->experts), trunk_product(j, c->hidden, 1));
+    if (pairs > most(WAVE_PAIRS, T))
+        pairs = most(WAVE_PAIRS, T);
+    int64_t kept = block(j, c->latent) * (j->set.recipe == KD_RECIPE_AUTO ? 5 : 1);
+    /* Activations of all pairs are rotated at most once at a time. */
+    int64_t wide = kd_exl3_pad(most(c->latent, c->moe_inter)), threads = threads_of(j);
+    int64_t wave = 8 * pairs * (c->latent + c->moe_inter) + 4 * pairs * wide +
+                   4 * threads * threads * EXL3_TOKENS * 128 + 12 * T * c->topk;
+    return most(latents, kept + wave);
+}
+
+/* One expert: gate and up from the layer's Hessian, then the inner rows' own for down. */
+static int64_t expert(const struct kd_job *j, unsigned rate16)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t inter = c->moe_inter, own = hessian(j, inter) * (j->set.weight_routed ? 2 : 1);
+    int64_t codes = 2 * kd_exl3_pad(c->latent) * kd_exl3_pad(inter) * (int64_t)rate16 / 128;
+    int64_t inner = own + 4 * EXPERT_BLOCK_ROWS * (c->latent + 4 * inter) +
+                    product(j, EXPERT_BLOCK_ROWS, c->latent, 1);
+    int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16);
+    int64_t kept = j->set.recipe == KD_RECIPE_AUTO ? 8 * codes : 0; /* the samples' matrices */
+    return hessian(j, c->latent) + kept +
+           most(quantizer(j, c->latent, inter, rate16), codes + most(inner, down));
+}
+
+/* The layer's vectors and its kv_b, the table of its experts' units. */
+static int64_t layer_held(const struct kd_job *j, bool mla, bool moe)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    return (mla ? 2 * c->heads * (c->nope + c->v_dim) * c->kv_lora : 0) +
+           (moe ? c->experts * (int64_t)sizeof(struct kd_unit) : 0);
+}
+
+static int64_t layers_peak(const struct kd_job *j)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    unsigned rate16 = 16;
     int64_t peak = 0;
-    for (int64_t i = 0; i < j->rates.count; i++)
-        if (j->rates.t[i].quantized && j->rates.t[i].expert < 0)
-            peak = most(peak, trunk_peak(j, &j->rates.t[i]));
-    if (j->rates.expert_tensors)
-        peak = most(peak, expert_peak(j));
-    /* Held throughout: the plan, the calibration ids, the window of a block, and what is there now
-     * (names and headers of the source, tokenizer, code). */
-    int64_t window = block(j, c->hidden * (1 + kd_k3_banks(c)));
-    return kd_mem_anon_bytes() + (j->win.p ? 0 : window) + peak;
+    for (int64_t i = 0; i < j->rates.count; i++) {
+        const struct kd_out_tensor *t = &j->rates.t[i];
+        if (t->quantized && t->expert >= 0 && t->rate16 > rate16)
+            rate16 = t->rate16;
+        if (!t->quantized || t->expert >= 0)
+            continue;
+        int64_t held = t->layer < 0 ? block(j, c->hidden) : 0;
+        peak =
+            most(peak, hessian(j, t->cols) + most(held, quantizer(j, t->cols, t->rows, t->rate16)));
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        bool mla = c->mla[l], moe = l >= c->dense_layers;
+        int64_t stages = most(attention(j, mla), feed_forward(j, mla, moe));
+        if (moe)
+            stages = most(stages, experts_forward(j));
+        if (moe && j->rates.expert_tensors)
+            stages = most(stages, expert(j, rate16));
+        peak = most(peak, layer_held(j, mla, moe) + stages);
+    }
+    return peak;
+}
+
+int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
+{
+    int64_t peak = 0, held = kd_mem_anon_bytes();
+    for (int v = 0; v < count; v++) {
+        const struct kd_job *j = &jobs[v];
+        if (j->finished)
+            continue;
+        peak = most(peak, layers_peak(j));
+        /* Each rate keeps its window; none is touched yet when this is asked. */
+        held += block(j, j->cfg.hidden * (1 + kd_k3_banks(&j->cfg)));
+    }
+    return held + peak;
 }

@@ -8,7 +8,10 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static void multiplies_with_care(void **state)
 {
@@ -143,6 +146,34 @@ static void tells_memory_in_use(void **state)
     assert_true(kd_mem_peak_bytes() - before > (int64_t)(MIB - 8) << 20);
     kd_mem_free(p);
     assert_true(kd_mem_peak_bytes() - before > (int64_t)(MIB - 8) << 20);
+    /* Nobody asked while it was there. */
+    assert_int_equal(kd_mem_new(&p, 2 * MIB, 1 << 20, "p", &err), 0);
+    memset(p, 1, (size_t)(2 * MIB) << 20);
+    kd_mem_free(p);
+    assert_true(kd_mem_peak_bytes() - before > (int64_t)(2 * MIB - 8) << 20);
+}
+
+/* Pages of a mapped file are the system's to take back: no peak of ours, before or after. */
+static void leaves_files_out(void **state)
+{
+    (void)state;
+    struct kd_err err = {.code = KD_OK};
+    enum { MIB = 256 };
+    char path[] = "/tmp/kd-mem-XXXXXX";
+    int fd = mkstemp(path);
+    unlink(path);
+    int64_t before = kd_mem_peak_bytes(), resident = kd_mem_resident_peak_bytes();
+    if (!before || !resident || fd < 0 || ftruncate(fd, (off_t)MIB << 20))
+        skip();
+    char *m = mmap(NULL, (size_t)MIB << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *p;
+    assert_ptr_not_equal(m, MAP_FAILED);
+    memset(m, 1, (size_t)MIB << 20);
+    assert_int_equal(kd_mem_new(&p, 1, 1 << 20, "p", &err), 0);
+    kd_mem_free(p);
+    munmap(m, (size_t)MIB << 20);
+    close(fd);
+    assert_true(kd_mem_peak_bytes() - before < (int64_t)8 << 20);
+    assert_true(kd_mem_resident_peak_bytes() >= (int64_t)MIB << 20);
 }
 
 int main(void)
@@ -151,6 +182,7 @@ int main(void)
         cmocka_unit_test(multiplies_with_care), cmocka_unit_test(gives_aligned_blocks_and_counts),
         cmocka_unit_test(refuses_bad_sizes),    cmocka_unit_test(reports_what_cannot_be_had),
         cmocka_unit_test(fails_the_nth),        cmocka_unit_test(tells_memory_in_use),
+        cmocka_unit_test(leaves_files_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
