@@ -19,6 +19,8 @@ struct kd_forecast {
     double tiles, hessian_gmac, products_gmac, feedback_gmac;
 };
 
+/* The clock of both: see above. */
+double kd_forecast_clock(const struct kd_run *run);
 /* form: the weights that decode. budget: bytes of memory it may take. */
 int kd_forecast_decode(struct kd_forecast *f, const struct kd_run *run,
                        const struct kd_plan_model *m, const struct kd_plan_target *form,

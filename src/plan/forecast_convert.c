@@ -3,7 +3,6 @@
  * refit. Rates are measured at the model's own widths. */
 #include "plan/forecast.h"
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rand.h"
 
@@ -228,18 +227,18 @@ static int rate_of(double *out, const struct kernel *k,
 {
     double best = 0;
     for (int64_t n = 1;; n *= 2) {
-        double start = kd_clock_s();
+        double start = kd_forecast_clock(k->run);
         if (work(k, n, err))
             return -1;
-        double took = kd_clock_s() - start;
+        double took = kd_forecast_clock(k->run) - start;
         if (took < each_s / 2)
             continue;
         best = (double)n * units / took;
         for (int i = 0; i < 2; i++) {
-            start = kd_clock_s();
+            start = kd_forecast_clock(k->run);
             if (work(k, n, err))
                 return -1;
-            double again = (double)n * units / (kd_clock_s() - start);
+            double again = (double)n * units / (kd_forecast_clock(k->run) - start);
             best = again > best ? again : best;
         }
         *out = best;

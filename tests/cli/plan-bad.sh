@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# plan: what it refuses, with which words and exit codes.
+# labels: fast
+set -u
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+refuse() { # exit code, words, arguments
+    code=$1 words=$2
+    shift 2
+    out=$("$KONDENSE" plan "$@" 2>&1 >/dev/null)
+    got=$?
+    [ $got -eq "$code" ] || { echo "plan-bad: $*: exit $got, not $code: $out" >&2; exit 1; }
+    case $out in *"$words"*) ;; *) echo "plan-bad: $*: '$out' does not say '$words'" >&2; exit 1 ;; esac
+}
+echo '{"format": 1, "name": "x", "tflops": 1, "tiers": [{"kind": "ram", "gib": 1, "gb_s": 1, "speed": 2}]}' >"$tmp/m.json"
+echo '{' >"$tmp/broken.json"
+refuse 2 "one of spark, gb300, h100" -m sprk
+refuse 2 "outside 1 to 1024" -m spark:0
+refuse 1 "'speed' is not a key; known are: kind, gib, gb_s, reserve_gib" -m "$tmp/m.json"
+refuse 1 "not valid JSON" -m "$tmp/broken.json"
+refuse 1 "/nowhere.json" -m "$tmp/nowhere.json"
+refuse 2 "is not 1 to 8 bits" --bpw 9
+refuse 2 "is not 1 to 8 bits" --bpw 2,x
+refuse 2 "the model has at most 1048576" --context 2000000
+refuse 2 "not one of f32|bf16|fp8" --cache int3
+refuse 1 "cannot open" "$tmp/none"
+echo '{"model_type": "llama"}' >"$tmp/config.json"
+refuse 1 "config.json" "$tmp"
+refuse 1 "no/such/dir" --html "$tmp/no/such/dir/p.html"
+echo "plan-bad: ok"
