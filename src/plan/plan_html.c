@@ -69,7 +69,7 @@ static void memory_bars(struct kd_buf *out, const struct kd_plan_column *c)
         const struct kd_plan_place *l = &c->chosen->place[i];
         bool drive = m->tier[i].kind == KD_MEM_NVME;
         const double part[5] = {l->reserve, l->cache, l->trunk, l->experts, l->free};
-        double x = 130, full = 740 * (drive ? 1 : m->tier[i].gib.v / most);
+        double x = 130, full = 620 * (drive ? 1 : m->tier[i].gib.v / most);
         kd_buf_printf(out, "<text x=\"0\" y=\"%d\">%s</text>", y + 19,
                       kd_mem_name(m->tier[i].kind));
         for (int k = 0; k < 5; k++) {
@@ -85,7 +85,7 @@ static void memory_bars(struct kd_buf *out, const struct kd_plan_column *c)
             x += w;
         }
         kd_buf_printf(out, "<text class=\"d\" x=\"%.1f\" y=\"%d\">%.4g GiB, %.4g GB/s%s</text>\n",
-                      x + 8 > 880 ? 880.0 : x + 8, y + 19, m->tier[i].gib.v, m->tier[i].gb_s.v,
+                      x + 8, y + 19, m->tier[i].gib.v, m->tier[i].gb_s.v,
                       drive ? " (not to scale)" : "");
     }
     kd_buf_str(out, "</svg>\n");
@@ -186,6 +186,7 @@ static void sources(struct kd_buf *out, const struct kd_plan *p, const struct kd
 static void column(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
     char text[256];
+    struct kd_buf costs;
     bool good = c->chosen->verdict == KD_PLAN_FITS;
     kd_buf_str(out, "<section><h2>");
     if (c->machine.count > 1)
@@ -199,6 +200,8 @@ static void column(struct kd_buf *out, const struct kd_plan *p, const struct kd_
         if (c->best_rate > 0)
             kd_buf_printf(out, "<p>The rate that just fits: %.2f bits for the experts.</p>\n",
                           c->best_rate);
+        kd_buf_printf(out, "<h3>Memory of %s device, GiB</h3>\n",
+                      c->machine.count > 1 ? "each" : "the");
         legend(out);
         memory_bars(out, c);
         form_bars(out, p, c);
@@ -213,6 +216,14 @@ static void column(struct kd_buf *out, const struct kd_plan *p, const struct kd_
                 hour_row(out, "all", c->all);
             kd_buf_str(out, "</table>\n");
         }
+        kd_buf_init(&costs, 1 << 16);
+        kd_plan_money(&costs, p, c);
+        if (costs.size_bytes) {
+            kd_buf_str(out, "<h3>Cost</h3>\n<p>");
+            kd_html_text(out, costs.data);
+            kd_buf_str(out, "</p>\n");
+        }
+        kd_buf_release(&costs);
         if (*c->machine.note) {
             kd_buf_str(out, "<p class=\"note\">");
             kd_html_text(out, c->machine.note);

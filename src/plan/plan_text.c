@@ -206,7 +206,7 @@ static void making(struct kd_buf *out, const struct kd_plan *p, const struct kd_
                 h[i][1].total);
 }
 
-static void money(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
+void kd_plan_money(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
     const struct kd_plan_fit *f = c->chosen;
     const struct kd_machine *m = &c->machine;
@@ -214,14 +214,13 @@ static void money(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
     if (f->verdict == KD_PLAN_TOO_BIG || !(m->price_usd.v > 0))
         return;
     kd_plan_span(days, sizeof days, f->break_even_days < 0 ? -1 : f->break_even_days * 86400);
-    kd_buf_printf(
-        out,
-        "\n  $%.0f (%s) and %.0f W (%s). Against an API at $%g a million output tokens (%s), "
-        "running day and night at %.3g tok/s: even after %s; electricity $%.2f a million "
-        "at $%g a kWh (%s).\n",
-        f->price_usd, m->price_usd.source, f->watts, m->watts.source, p->use.api_usd_out,
-        kd_api_usd_out.source, f->band[1], days, f->usd_per_mtok_power, p->use.usd_kwh,
-        kd_usd_kwh.source);
+    kd_buf_printf(out,
+                  "$%.0f (%s) and %.0f W (%s). Against an API at $%g a million output tokens (%s), "
+                  "running day and night at %.3g tok/s: even after %s; electricity $%.2f a million "
+                  "at $%g a kWh (%s).",
+                  f->price_usd, m->price_usd.source, f->watts, m->watts.source, p->use.api_usd_out,
+                  kd_api_usd_out.source, f->band[1], days, f->usd_per_mtok_power, p->use.usd_kwh,
+                  kd_usd_kwh.source);
 }
 
 static void details(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c,
@@ -238,7 +237,9 @@ static void details(struct kd_buf *out, const struct kd_plan *p, const struct kd
     places(out, c);
     hits(out, c->chosen);
     making(out, p, c);
-    money(out, p, c);
+    kd_buf_str(out, "\n  ");
+    kd_plan_money(out, p, c);
+    kd_buf_char(out, '\n');
     if (*c->machine.note)
         kd_buf_printf(out, "\n  Note: %s.\n", c->machine.note);
     if (explain) {

@@ -41,4 +41,10 @@ grep -q "758 GiB" "$tmp/b.txt" || fail "--figures"
 grep -q "hit rate  " "$tmp/b.txt" || fail "--glossary"
 # More than one sequence, a dealt cache.
 "$KONDENSE" plan -m spark:8 -s 4 --cut-cache --cache fp8 --context 131072 --brief | grep -q "4 sequences" || fail "use"
+# The published format has every key that the reader knows.
+echo '{"no": 1}' >"$tmp/k.json"
+keys=$("$KONDENSE" plan -m "$tmp/k.json" 2>&1 | sed 's/.*known are: //; s/,//g') || true
+for k in $keys kind gib gb_s reserve_gib; do
+    grep -q "^|.*\`$k\`" "$KONDENSE_SOURCE/docs/plan.md" || fail "docs/plan.md lacks $k"
+done
 echo "plan-k3: ok"
