@@ -403,6 +403,8 @@ static int show_model(struct kd_buf *b, struct kd_jw *w, const char *path, struc
     int rc = kd_mem_new(&in, 1, sizeof *in, "inspect", err);
     if (!rc) {
         rc = kd_inspect_open(in, ck, err);
+        if (rc)
+            kd_wrap(err, "%s", path);
         if (!rc)
             rc = o.json ? json_model(w, in, path, err) : print_text(b, in, path, err);
         kd_inspect_close(in);

@@ -1,5 +1,6 @@
 /* The key-values of a converted file: the model's figures, and the tokenizer. */
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "convert/to_gguf_int.h"
 #include "text/gpt2.h"
@@ -10,7 +11,13 @@
 
 #define P "kimi-k3."
 
-enum { TYPE_NORMAL = 1, TYPE_CONTROL = 3, TEMPLATE_MAX = 16 << 20, TOKENS_MAX = 200 << 20 };
+enum {
+    TYPE_NORMAL = 1,
+    TYPE_CONTROL = 3,
+    TYPE_UNUSED = 5,
+    TEMPLATE_MAX = 16 << 20,
+    TOKENS_MAX = 200 << 20
+};
 
 void kd_to_gguf_name(char *out, size_t size, const char *path)
 {
@@ -95,12 +102,14 @@ static bool last_merge(const struct kd_tok *tok, const char *s, size_t n, int32_
     return true;
 }
 
-static int put_lists(struct kd_gguf_plan *p, const struct kd_tok *tok, struct kd_err *err)
+/* `rows` tokens: a model may have more rows than its tokenizer has ids. */
+static int put_lists(struct kd_gguf_plan *p, const struct kd_tok *tok, int64_t rows,
+                     struct kd_err *err)
 {
     struct kd_buf tokens, merges, both;
     int32_t *types;
     int64_t vocab = kd_tok_vocab(tok), merge_count = 0;
-    if (kd_mem_new(&types, vocab, sizeof *types, "token types", err))
+    if (kd_mem_new(&types, rows, sizeof *types, "token types", err))
         return -1;
     kd_buf_init(&tokens, TOKENS_MAX);
     kd_buf_init(&merges, TOKENS_MAX);
@@ -126,12 +135,18 @@ static int put_lists(struct kd_gguf_plan *p, const struct kd_tok *tok, struct kd
         kd_gguf_put_str(&merges, both.data, (int64_t)both.size_bytes);
         merge_count++;
     }
+    for (int64_t id = vocab; id < rows; id++) {
+        char name[32];
+        int n = snprintf(name, sizeof name, "[PAD%lld]", (long long)id);
+        types[id] = TYPE_UNUSED;
+        kd_gguf_put_str(&tokens, name, n);
+    }
     int rc = kd_buf_ok(&tokens, "tokens", err) || kd_buf_ok(&merges, "merges", err) ||
              kd_buf_ok(&both, "token", err);
     if (!rc) {
-        kd_gguf_plan_array(p, "tokenizer.ggml.tokens", KD_GV_STR, vocab, tokens.data,
+        kd_gguf_plan_array(p, "tokenizer.ggml.tokens", KD_GV_STR, rows, tokens.data,
                            (int64_t)tokens.size_bytes);
-        kd_gguf_plan_array(p, "tokenizer.ggml.token_type", KD_GV_I32, vocab, types, 4 * vocab);
+        kd_gguf_plan_array(p, "tokenizer.ggml.token_type", KD_GV_I32, rows, types, 4 * rows);
         kd_gguf_plan_array(p, "tokenizer.ggml.merges", KD_GV_STR, merge_count, merges.data,
                            (int64_t)merges.size_bytes);
     }
@@ -176,23 +191,32 @@ static int put_tokenizer(struct kd_gguf_plan *p, const struct kd_k3_cfg *c, cons
                          const char *template, struct kd_err *err)
 {
     struct kd_tok *tok;
+    char path[4096];
+    if (kd_path_join(path, sizeof path, src, "tiktoken.model", err))
+        return -1;
+    if (!kd_file_exists(path)) {
+        kd_log(KD_LOG_WARN, "convert", "msg=\"%s is not there: the file gets no tokenizer\"", path);
+        return 0;
+    }
     if (kd_tok_open(&tok, src, err))
         return -1;
     int64_t vocab = kd_tok_vocab(tok);
-    int rc = vocab == c->vocab
+    int rc = vocab <= c->vocab
                  ? 0
                  : kd_fail(err, KD_EINVAL, "%s: the tokenizer has %lld tokens, the model %lld", src,
                            (long long)vocab, (long long)c->vocab);
     kd_gguf_plan_str(p, "tokenizer.ggml.model", "gpt2", 4);
     kd_gguf_plan_str(p, "tokenizer.ggml.pre", "kimi-k2", 7);
     if (!rc)
-        rc = put_lists(p, tok, err);
+        rc = put_lists(p, tok, c->vocab, err);
     int32_t unknown = kd_tok_special(tok, "[UNK]");
     kd_tok_close(tok);
     if (c->bos >= 0)
         put_u32(p, "tokenizer.ggml.bos_token_id", c->bos);
-    if (c->eos >= 0) /* the config's: the end of a turn, not of a document */
+    if (c->eos >= 0) { /* the config's: the end of a turn, not of a document */
         put_u32(p, "tokenizer.ggml.eos_token_id", c->eos);
+        put_u32(p, "tokenizer.ggml.eot_token_id", c->eos);
+    }
     if (unknown >= 0)
         put_u32(p, "tokenizer.ggml.unknown_token_id", unknown);
     if (c->pad >= 0)

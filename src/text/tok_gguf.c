@@ -1,5 +1,5 @@
 /* The tokenizer in a GGUF's keys: tokens by id in GPT-2's writing, their types, and merges in the
- * order of ranks. Ids are ranks; the last 256 are special. */
+ * order of ranks. Ids are ranks; the last 256 of those in use are special. */
 #include "base/file.h"
 #include "base/mem.h"
 #include "fmt/gguf.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TYPE_CONTROL = 3, BYTES_MAX = 256 << 20 };
+enum { TYPE_CONTROL = 3, TYPE_UNUSED = 5, BYTES_MAX = 256 << 20 };
 
 void kd_tok_folder(char *out, size_t size, const char *path)
 {
@@ -42,7 +42,8 @@ static int read_tokens(struct kd_tok *t, const struct kd_gguf_kv *tokens, int64_
     const char *text;
     int64_t at = 0, n;
     t->bpe.count = ranks; /* for the messages of special tokens */
-    for (int64_t i = 0; kd_gguf_next_str(tokens, &at, &text, &n); i++) {
+    for (int64_t i = 0; i < ranks + KD_TOK_SPECIALS && kd_gguf_next_str(tokens, &at, &text, &n);
+         i++) {
         if (i >= ranks) {
             if (kd_tok_set_special(t, i - ranks, text, (size_t)n, err))
                 return -1;
@@ -91,15 +92,17 @@ static int read_keys(struct kd_tok *t, const struct kd_gguf *g, struct kd_err *e
     if (expect_str(g, "tokenizer.ggml.model", "gpt2", err) ||
         expect_str(g, "tokenizer.ggml.pre", "kimi-k2", err))
         return -1;
-    int64_t ranks = tokens->count - KD_TOK_SPECIALS, type;
-    if (tokens->type != KD_GV_ARRAY || tokens->item != KD_GV_STR || ranks < 256)
-        return kd_fail(err, KD_ECORRUPT,
-                       "key 'tokenizer.ggml.tokens' is not an array of at least %d "
-                       "strings",
-                       KD_TOK_SPECIALS + 256);
-    if (!types || types->type != KD_GV_ARRAY || types->count != tokens->count)
+    int64_t ids = tokens->count, type;
+    if (!types || types->type != KD_GV_ARRAY || types->count != ids)
         return kd_fail(err, KD_ECORRUPT,
                        "key 'tokenizer.ggml.token_type' is not one number a token");
+    while (ids > 0 && !kd_gguf_item(types, ids - 1, &type) && type == TYPE_UNUSED)
+        ids--; /* rows of the model that no token has */
+    int64_t ranks = ids - KD_TOK_SPECIALS;
+    if (tokens->type != KD_GV_ARRAY || tokens->item != KD_GV_STR || ranks < 256)
+        return kd_fail(err, KD_ECORRUPT,
+                       "key 'tokenizer.ggml.tokens' is not an array of at least %d strings",
+                       KD_TOK_SPECIALS + 256);
     for (int64_t i = 0; i < ranks; i++)
         if (kd_gguf_item(types, i, &type) || type == TYPE_CONTROL)
             return kd_fail(err, KD_ENOTSUP, "token %lld is special, and not one of the last %d",
