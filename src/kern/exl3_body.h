@@ -1,24 +1,39 @@
-/* Decoding and products for sets of up to eight lanes, written once. A tile's values are decoded in
- * ring order, panels of tiles at a time, and tokens then pass over the panel with the chains of a
- * few columns in registers. The includer defines WIDTH              positions of one vector: 4 or 8
- *   windows(back, at, pick, shift), values_of(states, cb), sums_of(states), put_floats(p, v)
- *   add_panel(panel, count, x, sum), fold_sums(sum, y): 128 sums of 16 columns in an order of its
- * own add_int8(sum, b, q): sum[0..WIDTH) += b * q[0..WIDTH) */
+/* Decoding and products for sets of up to eight lanes, written once. Vectors hold successive ring
+ * positions; a column's eight chains are eight lanes of one or two vectors.
+ *
+ * The includer defines:
+ *
+ * - WIDTH, INTS, FLOATS: positions of a vector (4 or 8) and its types;
+ *
+ * - ABREAST: vectors decoded stage by stage (one after the other would fill the scheduler with work
+ *   that waits);
+ *
+ * - windows(back, pick, shift), sums_of(s), values_mul1(s, v) for ABREAST vectors,
+ *   value_halves(s, mcg);
+ *
+ * - add_panel(panel, count, x, sum), fold_sums(sum, y): 128 sums of 16 columns; of columns c and
+ *   c + 8, vector j (of 32 / WIDTH) adds to sum[16 c + WIDTH j % 16 ..];
+ *
+ * - get_floats(p), put_floats(p, v), add_floats(sum, v, x): sum + v * x[0..WIDTH), fused;
+ *
+ * - zeros(), put_ints(p, v), add_int8(sum, b, q): sum + b * q[0..WIDTH). */
 #include "kern/exl3_sets.h"
 #include "kern/exl3_unpack.h"
 
 enum {
     CHUNKS = 256 / WIDTH,
-    PANEL = 16, /* 16 KiB of floats */
-    TOKENS = 64 /* that share a panel */
+    PANEL = 16,  /* 16 KiB of floats */
+    TOKENS = 64, /* that share a panel */
+    PIECE = 64,  /* tiles whose activations are laid out as the vectors need them */
+    WIDE = 8     /* columns of tiles that share that */
 };
 
 struct unpack {
     unsigned bytes;
     enum kd_codebook cb;
     uint16_t at[CHUNKS]; /* first byte in the reversed tile */
-    uint8_t pick[CHUNKS][4 * WIDTH];
-    int32_t shift[CHUNKS][WIDTH];
+    _Alignas(32) uint8_t pick[CHUNKS][4 * WIDTH];
+    _Alignas(32) int32_t shift[CHUNKS][WIDTH];
 };
 
 static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook cb)
@@ -41,9 +56,10 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
 
 /* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while
  * the one before it is decoded: its bytes are read in other pieces than they were written in, which
- * waits until they have left the store queue. */
-static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
-                         float *out)
+ * waits until they have left the store queue. Inlined with the codebook as a constant: a choice
+ * inside the loop would have every constant made anew for each vector. */
+INLINE void decode_rings_of(const struct unpack *u, const enum kd_codebook cb, const uint8_t *tile,
+                            int64_t step, int64_t count, float *out)
 {
     uint8_t back[2][KD_TILE_BACK];
 
@@ -53,10 +69,33 @@ static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t st
         kd_tile_prefetch(tile + (i + 8) * step, u->bytes);
         if (i + 1 < count)
             kd_tile_reverse(tile + (i + 1) * step, u->bytes, back[(i + 1) & 1]);
-        for (unsigned g = 0; g < CHUNKS; g++)
-            put_floats(out + WIDTH * g,
-                       values_of(windows(b + u->at[g], u->pick[g], u->shift[g]), u->cb));
+        for (unsigned g = 0; g < CHUNKS; g += ABREAST) {
+            INTS s[ABREAST];
+            FLOATS v[ABREAST];
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < ABREAST; j++)
+                s[j] = windows(b + u->at[g + j], u->pick[g + j], u->shift[g + j]);
+            if (cb == KD_CB_MUL1)
+                values_mul1(s, v);
+            else
+                for (unsigned j = 0; j < ABREAST; j++)
+                    v[j] = value_halves(s[j], cb == KD_CB_MCG);
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < ABREAST; j++)
+                put_floats(out + WIDTH * (g + j), v[j]);
+        }
     }
+}
+
+static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                         float *out)
+{
+    if (u->cb == KD_CB_MUL1)
+        decode_rings_of(u, KD_CB_MUL1, tile, step, count, out);
+    else if (u->cb == KD_CB_MCG)
+        decode_rings_of(u, KD_CB_MCG, tile, step, count, out);
+    else
+        decode_rings_of(u, KD_CB_3INST, tile, step, count, out);
 }
 
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
@@ -71,13 +110,69 @@ static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebo
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
 
+/* One token with mul1, values straight from the codes. */
+static void column(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                   float (*rows)[32], float sum[128])
+{
+    uint8_t back[2][KD_TILE_BACK];
+
+    kd_tile_reverse(tile, u->bytes, back[0]);
+    for (int64_t i = 0; i < count; i++, tile += step) {
+        const uint8_t *b = back[i & 1];
+        kd_tile_prefetch(tile + 8 * step, u->bytes);
+        if (i + 1 < count)
+            kd_tile_reverse(tile + step, u->bytes, back[(i + 1) & 1]);
+#pragma GCC unroll 16
+        for (unsigned g = 0; g < CHUNKS; g += ABREAST) {
+            INTS s[ABREAST];
+            FLOATS v[ABREAST];
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < ABREAST; j++)
+                s[j] = windows(b + u->at[g + j], u->pick[g + j], u->shift[g + j]);
+            values_mul1(s, v);
+#pragma GCC unroll 8
+            for (unsigned j = 0; j < ABREAST; j++) {
+                float *a = sum + (g + j) * WIDTH / 32 * 16 + (g + j) * WIDTH % 16;
+                put_floats(a, add_floats(get_floats(a), v[j], rows[i] + (g + j) * WIDTH % 32));
+            }
+        }
+    }
+}
+
+static void columns(const struct unpack *u, const struct kd_exl3_block *b, const float *x, float *y)
+{
+    _Alignas(64) float rows[PIECE][32], sum[WIDE][128];
+    int64_t step = b->row_tiles * u->bytes;
+
+    for (int64_t n0 = 0; n0 < b->n_tiles; n0 += WIDE) {
+        int64_t wide = b->n_tiles - n0 < WIDE ? b->n_tiles - n0 : WIDE;
+        memset(sum, 0, sizeof sum);
+        for (int64_t k = 0; k < b->k_tiles; k += PIECE) {
+            int64_t count = b->k_tiles - k < PIECE ? b->k_tiles - k : PIECE;
+            /* All columns have the rows of the first 32 positions. */
+            for (int64_t i = 0; i < count; i++)
+                for (unsigned p = 0; p < 32; p++)
+                    rows[i][p] = x[16 * (k + i) + kd_tile_row(p)];
+            for (int64_t n = 0; n < wide; n++)
+                column(u, b->codes + (k * b->row_tiles + n0 + n) * u->bytes, step, count, rows,
+                       sum[n]);
+        }
+        for (int64_t n = 0; n < wide; n++)
+            fold_sums(sum[n], y + 16 * (n0 + n));
+    }
+}
+
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
     struct unpack u;
-    float panel[PANEL * 256], sum[TOKENS][128];
+    _Alignas(64) float panel[PANEL * 256], sum[TOKENS][128];
 
     unpack_open(&u, b->rate, b->cb);
+    if (T == 1 && b->cb == KD_CB_MUL1) {
+        columns(&u, b, x, y);
+        return;
+    }
     for (int64_t n = 0; n < b->n_tiles; n++)
         for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
             int64_t tokens = T - t0 < TOKENS ? T - t0 : TOKENS;
@@ -94,32 +189,70 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
         }
 }
 
+/* With int8 activations a piece of k tiles is summed in 32 bits: a lane of a sum takes four
+ * products of at most 128 * 1020 from each tile. Chunks of the same columns share a sum. */
+enum { SUMS = 64 / WIDTH };
+
+INLINE unsigned sum_of_chunk(unsigned g)
+{
+    return WIDTH == 8 ? g / 4 : g / 8 * 2 + g % 2;
+}
+
+static void column_int8(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                        int32_t (*rows)[32], int64_t sums[16])
+{
+    uint8_t back[2][KD_TILE_BACK];
+    INTS sum[SUMS];
+    int32_t lane[WIDTH];
+
+#pragma GCC unroll 16
+    for (unsigned i = 0; i < SUMS; i++)
+        sum[i] = zeros();
+    kd_tile_reverse(tile, u->bytes, back[0]);
+    for (int64_t i = 0; i < count; i++, tile += step) {
+        const uint8_t *b = back[i & 1];
+        kd_tile_prefetch(tile + 8 * step, u->bytes);
+        if (i + 1 < count)
+            kd_tile_reverse(tile + step, u->bytes, back[(i + 1) & 1]);
+#pragma GCC unroll 64
+        for (unsigned g = 0; g < CHUNKS; g++)
+            sum[sum_of_chunk(g)] = add_int8(sum[sum_of_chunk(g)],
+                                            sums_of(windows(b + u->at[g], u->pick[g], u->shift[g])),
+                                            rows[i] + WIDTH * g % 32);
+    }
+#pragma GCC unroll 64
+    for (unsigned g = 0; g < CHUNKS; g++)
+        if (g % (CHUNKS / 8) < SUMS / 8) {
+            put_ints(lane, sum[sum_of_chunk(g)]);
+            for (unsigned j = 0; j < WIDTH; j++)
+                sums[kd_tile_col(WIDTH * g + j)] += lane[j];
+        }
+}
+
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
     struct unpack u;
-    uint8_t back[KD_TILE_BACK];
-    int64_t total = 0;
+    _Alignas(64) int32_t rows[PIECE][32];
+    int64_t total = 0, step;
 
     unpack_open(&u, b->rate, KD_CB_MUL1);
+    step = b->row_tiles * u.bytes;
     for (int64_t i = 0; i < 16 * b->k_tiles; i++)
         total += q[i];
-    for (int64_t n = 0; n < b->n_tiles; n++) {
-        int32_t sum[256] = {0}, qs[32];
-        int64_t column[16] = {0};
-        for (int64_t k = 0; k < b->k_tiles; k++) {
-            /* Columns repeat the same 32 rows: those of the first four lanes of eight positions. */
-            for (unsigned p = 0; p < 32; p++)
-                qs[p] = q[16 * k + kd_tile_row(p)];
-            const uint8_t *tile = b->codes + (k * b->row_tiles + n) * u.bytes;
-            kd_tile_prefetch(tile + 8 * b->row_tiles * u.bytes, u.bytes);
-            kd_tile_reverse(tile, u.bytes, back);
-            for (unsigned g = 0; g < CHUNKS; g++)
-                add_int8(sum + WIDTH * g, sums_of(windows(back + u.at[g], u.pick[g], u.shift[g])),
-                         qs + WIDTH * g % 32);
+    for (int64_t n0 = 0; n0 < b->n_tiles; n0 += WIDE) {
+        int64_t wide = b->n_tiles - n0 < WIDE ? b->n_tiles - n0 : WIDE, sum[WIDE][16] = {{0}};
+        for (int64_t k = 0; k < b->k_tiles; k += PIECE) {
+            int64_t count = b->k_tiles - k < PIECE ? b->k_tiles - k : PIECE;
+            /* All columns have the rows of the first 32 positions. */
+            for (int64_t i = 0; i < count; i++)
+                for (unsigned p = 0; p < 32; p++)
+                    rows[i][p] = q[16 * (k + i) + kd_tile_row(p)];
+            for (int64_t n = 0; n < wide; n++)
+                column_int8(&u, b->codes + (k * b->row_tiles + n0 + n) * u.bytes, step, count, rows,
+                            sum[n]);
         }
-        for (unsigned p = 0; p < 256; p++)
-            column[kd_tile_col(p)] += sum[p];
-        for (unsigned c = 0; c < 16; c++)
-            y[16 * n + c] = kd_exl3_int8_sum(column[c], total, scale);
+        for (int64_t n = 0; n < wide; n++)
+            for (unsigned c = 0; c < 16; c++)
+                y[16 * (n0 + n) + c] = kd_exl3_int8_sum(sum[n][c], total, scale);
     }
 }

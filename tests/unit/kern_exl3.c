@@ -268,6 +268,38 @@ static void int8_products(void **unused)
     }
 }
 
+/* Long enough that activations are laid out in several pieces, wide enough for two groups of
+ * columns. */
+static void pieces(void **unused)
+{
+    enum { KT = 131, NT = 9, ROW = 10 };
+    static const unsigned rates[] = {24, 32, 37, 61, 101};
+    float *x = floats(11, 16 * KT), a[16 * NT], b[16 * NT];
+    int8_t q[16 * KT];
+    (void)unused;
+
+    for (unsigned i = 0; i < 16 * KT; i++)
+        q[i] = (int8_t)(kd_rand_u64(12, i) % 256);
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+        struct kd_exl3_block blk = {.k_tiles = KT,
+                                    .n_tiles = NT,
+                                    .row_tiles = ROW,
+                                    .rate = kd_rate_from16(rates[i]),
+                                    .cb = KD_CB_MUL1};
+        int64_t bytes = ((KT - 1) * ROW + NT) * (int64_t)kd_rate_tile_bytes(blk.rate);
+        uint8_t *codes = random_codes(rates[i], bytes);
+        blk.codes = codes;
+        isa.mm_exl3(&blk, x, 16 * KT, 1, a, 16 * NT);
+        ref.mm_exl3(&blk, x, 16 * KT, 1, b, 16 * NT);
+        same(a, b, 16 * NT, "mm_exl3, long");
+        isa.mv_exl3_int8(&blk, q, 0.125f, a);
+        ref.mv_exl3_int8(&blk, q, 0.125f, b);
+        same(a, b, 16 * NT, "mv_exl3_int8, long");
+        free(codes);
+    }
+    floats_free(x);
+}
+
 /* Cropped widths, many tokens and a pool give the same bits as one at a time. */
 static void whole_product(void **unused)
 {
@@ -326,7 +358,7 @@ int main(void)
         cmocka_unit_test(tiles),         cmocka_unit_test(every_state),
         cmocka_unit_test(layer),         cmocka_unit_test(products),
         cmocka_unit_test(written_order), cmocka_unit_test(int8_products),
-        cmocka_unit_test(whole_product),
+        cmocka_unit_test(pieces),        cmocka_unit_test(whole_product),
     };
     int rc = kern_open();
     return rc ? rc : cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,8 +3,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WIDTH  4
-#define INLINE static inline __attribute__((always_inline))
+#define WIDTH   4
+#define ABREAST 4
+#define INTS    uint32x4_t
+#define FLOATS  float32x4_t
+#define INLINE  static inline __attribute__((always_inline))
 
 #include "num/trellis_step.h"
 
@@ -21,21 +24,41 @@ INLINE uint32x4_t sums_of(uint32x4_t s)
     return vdotq_u32(vdupq_n_u32(0), vreinterpretq_u8_u32(x), vdupq_n_u8(1));
 }
 
-INLINE float32x4_t values_of(uint32x4_t s, enum kd_codebook cb)
+/* The fma is exact; the conversion to half precision and back rounds. */
+INLINE void values_mul1(const uint32x4_t s[ABREAST], float32x4_t v[ABREAST])
 {
-    if (cb == KD_CB_MUL1) {
-        /* The fma is exact; the conversion to half precision and back rounds. */
-        float32x4_t f = vfmaq_f32(vdupq_n_f32(-3.453125f), vcvtq_f32_u32(sums_of(s)),
-                                  vdupq_n_f32(887.0f / 131072.0f));
-        return vcvt_f32_f16(vcvt_f16_f32(f));
-    }
-    uint32x4_t x = cb == KD_CB_MCG
-                       ? vmulq_u32(s, vdupq_n_u32(0xCBAC1FEDu))
+    uint32x4_t x[ABREAST];
+
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = sums_of(s[j]);
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = vfmaq_f32(vdupq_n_f32(-3.453125f), vcvtq_f32_u32(x[j]),
+                         vdupq_n_f32(887.0f / 131072.0f));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = vcvt_f32_f16(vcvt_f16_f32(v[j]));
+}
+
+INLINE float32x4_t value_halves(uint32x4_t s, bool mcg)
+{
+    uint32x4_t x = mcg ? vmulq_u32(s, vdupq_n_u32(0xCBAC1FEDu))
                        : vaddq_u32(vmulq_u32(s, vdupq_n_u32(89226354)), vdupq_n_u32(64248484));
     x = veorq_u32(vandq_u32(x, vdupq_n_u32(0x8FFF8FFFu)), vdupq_n_u32(0x3B603B60u));
     float32x4_t a = vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(x)));
     float32x4_t b = vcvt_f32_f16(vreinterpret_f16_u16(vshrn_n_u32(x, 16)));
     return vcvt_f32_f16(vcvt_f16_f32(vaddq_f32(a, b)));
+}
+
+INLINE float32x4_t get_floats(const float *p)
+{
+    return vld1q_f32(p);
+}
+
+INLINE float32x4_t add_floats(float32x4_t sum, float32x4_t v, const float *x)
+{
+    return vfmaq_f32(sum, v, vld1q_f32(x));
 }
 
 INLINE void put_floats(float *p, float32x4_t v)
@@ -86,9 +109,19 @@ static void fold_sums(const float *sum, float *y)
         }
 }
 
-INLINE void add_int8(int32_t *sum, uint32x4_t b, const int32_t *q)
+INLINE uint32x4_t zeros(void)
 {
-    vst1q_s32(sum, vmlaq_s32(vld1q_s32(sum), vreinterpretq_s32_u32(b), vld1q_s32(q)));
+    return vdupq_n_u32(0);
+}
+
+INLINE void put_ints(int32_t *p, uint32x4_t v)
+{
+    vst1q_s32(p, vreinterpretq_s32_u32(v));
+}
+
+INLINE uint32x4_t add_int8(uint32x4_t sum, uint32x4_t b, const int32_t *q)
+{
+    return vmlaq_u32(sum, b, vreinterpretq_u32_s32(vld1q_s32(q)));
 }
 
 #include "kern/exl3_body.h"

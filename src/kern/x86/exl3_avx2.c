@@ -4,8 +4,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define WIDTH  8
-#define INLINE static inline __attribute__((always_inline))
+#define WIDTH   8
+#define ABREAST 4
+#define INTS    __m256i
+#define FLOATS  __m256
+#define INLINE  static inline __attribute__((always_inline))
 
 #include "num/trellis_step.h"
 
@@ -25,19 +28,44 @@ INLINE __m256i sums_of(__m256i s)
     return _mm256_madd_epi16(_mm256_maddubs_epi16(x, _mm256_set1_epi8(1)), _mm256_set1_epi16(1));
 }
 
-INLINE __m256 values_of(__m256i s, enum kd_codebook cb)
+/* The sum in the low bits of the float 2^23; one fma makes 8192 times the value f, exactly, and
+ * (8192 f + f) - 8192 f rounds f to 11 bits. */
+INLINE void values_mul1(const __m256i s[ABREAST], __m256 v[ABREAST])
 {
-    if (cb == KD_CB_MUL1) {
-        /* The sum in the low bits of the float 2^23; the fma makes 8192 times the value f, exactly;
-         * (8192 f + f) - 8192 f rounds it to 11 bits. */
-        __m256i b = _mm256_or_si256(sums_of(s), _mm256_set1_epi32(0x4B000000));
-        __m256 f = _mm256_fmadd_ps(_mm256_castsi256_ps(b), _mm256_set1_ps(887.0f / 16.0f),
-                                   _mm256_set1_ps(-56771.453125f * 8192.0f));
-        __m256i low = _mm256_sub_epi32(_mm256_castps_si256(f), _mm256_set1_epi32(13 << 23));
-        return _mm256_sub_ps(_mm256_add_ps(f, _mm256_castsi256_ps(low)), f);
-    }
-    __m256i x = cb == KD_CB_MCG
-                    ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))
+    const __m256i mul = _mm256_set1_epi32((int)0x83DCD12Du);
+    __m256i x[ABREAST];
+    __m256 t[ABREAST];
+
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_mullo_epi32(s[j], mul);
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_maddubs_epi16(x[j], _mm256_set1_epi8(1));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_madd_epi16(x[j], _mm256_set1_epi16(1));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_or_si256(x[j], _mm256_set1_epi32(0x4B000000));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = _mm256_fmadd_ps(_mm256_castsi256_ps(x[j]), _mm256_set1_ps(887.0f / 16.0f),
+                               _mm256_set1_ps(-56771.453125f * 8192.0f));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_sub_epi32(_mm256_castps_si256(v[j]), _mm256_set1_epi32(13 << 23));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        t[j] = _mm256_add_ps(v[j], _mm256_castsi256_ps(x[j]));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = _mm256_sub_ps(t[j], v[j]);
+}
+
+INLINE __m256 value_halves(__m256i s, bool mcg)
+{
+    __m256i x = mcg ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))
                     : _mm256_add_epi32(_mm256_mullo_epi32(s, _mm256_set1_epi32(89226354)),
                                        _mm256_set1_epi32(64248484));
     x = _mm256_xor_si256(_mm256_and_si256(x, _mm256_set1_epi32((int)0x8FFF8FFFu)),
@@ -48,6 +76,16 @@ INLINE __m256 values_of(__m256i s, enum kd_codebook cb)
     __m256 b = _mm256_cvtph_ps(
         _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
     return _mm256_cvtph_ps(_mm256_cvtps_ph(_mm256_add_ps(a, b), _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE __m256 get_floats(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+INLINE __m256 add_floats(__m256 sum, __m256 v, const float *x)
+{
+    return _mm256_fmadd_ps(v, _mm256_loadu_ps(x), sum);
 }
 
 INLINE void put_floats(float *p, __m256 v)
@@ -99,14 +137,20 @@ static void fold_sums(const float *sum, float *y)
     }
 }
 
-INLINE void add_int8(int32_t *sum, __m256i b, const int32_t *q)
+INLINE __m256i zeros(void)
 {
-    __m256i *s = (__m256i *)(void *)sum;
+    return _mm256_setzero_si256();
+}
 
-    /* Both fit 16 bits; the upper half of b is zero. */
-    _mm256_storeu_si256(
-        s, _mm256_add_epi32(_mm256_loadu_si256(s),
-                            _mm256_madd_epi16(b, _mm256_loadu_si256((const void *)q))));
+INLINE void put_ints(int32_t *p, __m256i v)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, v);
+}
+
+/* Both fit 16 bits; the upper half of b is zero. */
+INLINE __m256i add_int8(__m256i sum, __m256i b, const int32_t *q)
+{
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(b, _mm256_loadu_si256((const void *)q)));
 }
 
 #include "kern/exl3_body.h"

@@ -24,10 +24,13 @@ struct unpack {
     enum layout layout;
     unsigned bytes;
     enum kd_codebook cb;
-    __mmask64 last;         /* bytes of the last register */
-    uint8_t pick[8][64];    /* the tile's bytes for each t; for PAIRS i = 0, 1 and i = 2, 3 apart */
-    uint32_t shift[16][16]; /* [4 t + i] */
-    uint8_t bit[4][64];     /* [t], for i = 1: bit of a pair of lanes where each byte begins */
+    __mmask64 last; /* bytes of the last register */
+    /* The tile's bytes for each t; for PAIRS i = 0, 1 and i = 2, 3 apart. */
+    _Alignas(64) uint8_t pick[8][64];
+    /* [4 t + i] */
+    _Alignas(64) uint32_t shift[16][16];
+    /* [t], for i = 1: the bit of a pair of lanes where each byte begins. */
+    _Alignas(64) uint8_t bit[4][64];
 };
 
 /* Where byte `at` of the stream is stored. */
@@ -329,7 +332,7 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
                     int64_t ldy)
 {
     struct unpack u;
-    float panel[PANEL * 256], sum[TOKENS][8][16];
+    _Alignas(64) float panel[PANEL * 256], sum[TOKENS][8][16];
 
     unpack_open(&u, b->rate, b->cb);
     if (T == 1 && b->cb == KD_CB_MUL1) {
