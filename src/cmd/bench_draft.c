@@ -22,9 +22,16 @@ struct draft {
 
 struct made {
     struct kd_ids ids;
-    double seconds; /* from the first token to the last */
+    double seconds, cpu; /* from the first token to the last: the clock's, the engine's threads' */
     struct kd_usage usage;
 };
+
+static double cpu_of(struct kd_engine *e)
+{
+    struct kd_engine_metrics m;
+    kd_engine_metrics(e, &m);
+    return m.cpu_s;
+}
 
 static int make(struct kd_engine *e, const int32_t *prompt, double temperature, uint64_t seed,
                 struct made *out, struct kd_err *err)
@@ -40,9 +47,12 @@ static int make(struct kd_engine *e, const int32_t *prompt, double temperature, 
         .ignore_eos = true};
     int64_t n;
     int rc = 0;
+    double cpu = 0;
     if (kd_engine_submit(e, &spec, &r, &refused, err))
         return -1;
     while (!rc && (n = kd_request_wait(r, ev, 64, 0.2)) >= 0) {
+        if (n && cpu <= 0)
+            cpu = cpu_of(e);
         for (int64_t i = 0; i < n && !rc; i++)
             rc = ev[i].id >= 0 ? kd_ids_add(&out->ids, ev[i].id, err) : 0;
         if (!rc && kd_cmd_stop)
@@ -55,6 +65,7 @@ static int make(struct kd_engine *e, const int32_t *prompt, double temperature, 
     kd_request_usage(r, &out->usage);
     kd_request_release(r);
     out->seconds = out->usage.total_s - out->usage.first_token_s;
+    out->cpu = cpu_of(e) - cpu;
     return rc;
 }
 
@@ -69,7 +80,7 @@ static int compare(const struct made *a, const struct made *b, struct kd_err *er
 /* All passages of the text at one temperature. */
 static int row(struct draft *d, const char *name, double temperature, struct kd_err *err)
 {
-    double seconds[2] = {0};
+    double seconds[2] = {0}, cpu[2] = {0};
     int64_t made = 0, drafted = 0, accepted = 0, steps = 0;
     for (int64_t p = 0; p < d->b->passages; p++) {
         const int32_t *prompt = d->text.id + (d->text.count - PROMPT) / d->b->passages * p;
@@ -79,6 +90,7 @@ static int row(struct draft *d, const char *name, double temperature, struct kd_
                  compare(&m[0], &m[1], err);
         for (int i = 0; i < 2; i++) {
             seconds[i] += m[i].seconds;
+            cpu[i] += m[i].cpu;
             kd_ids_release(&m[i].ids);
         }
         if (rc)
@@ -97,15 +109,18 @@ static int row(struct draft *d, const char *name, double temperature, struct kd_
     kd_jw_num(d->b->w, "temperature", temperature);
     kd_jw_num(d->b->w, "tokens_s", plain);
     kd_jw_num(d->b->w, "tokens_s_drafts", with);
+    kd_jw_num(d->b->w, "tokens_cpu_s", (double)made / cpu[0]);
+    kd_jw_num(d->b->w, "tokens_cpu_s_drafts", (double)made / cpu[1]);
     kd_jw_num(d->b->w, "acceptance", acceptance);
     kd_jw_num(d->b->w, "depth", depth);
     kd_jw_num(d->b->w, "steps_with_drafts", share);
     kd_jw_close(d->b->w, '}');
     if (d->b->screen)
-        printf("drafts on %-16s temperature %g: %7.1f tokens/s without, %7.1f with (%+.1f %%); "
-               "%4.1f %% accepted of %.2f at a time, in %4.1f %% of the steps\n",
-               name, temperature, plain, with, 100 * (with / plain - 1), 100 * acceptance, depth,
-               100 * share);
+        printf("drafts on %-12s temperature %g: %6.1f tokens/s without, %6.1f with (%+.0f %%; "
+               "%+.0f %% by CPU time); %2.0f %% accepted of %.2f at a time, in %2.0f %% of the "
+               "steps\n",
+               name, temperature, plain, with, 100 * (with / plain - 1),
+               100 * (cpu[0] / cpu[1] - 1), 100 * acceptance, depth, 100 * share);
     return 0;
 }
 

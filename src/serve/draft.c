@@ -1,7 +1,9 @@
 /* How many tokens to draft: as many as are likely to be worth their row of the step. */
 #include "serve/engine_int.h"
 
-enum { PROBE = 32 }; /* tokens after which a choice whose drafts failed tries one again */
+/* Tokens after which a choice whose drafts failed tries one again; twice as many after each that
+ * fails too, so that where nothing repeats drafts cost next to nothing. */
+enum { PROBE = 32, PROBE_MAX = 512 };
 static const double decay = 0.98, settle = 0.1;
 
 void kd_cost_add(struct kd_cost *k, double rows, double seconds)
@@ -29,9 +31,9 @@ static double row_price(const struct kd_cost *k, double rows)
 
 static bool reserve(struct kd_engine *e, struct kd_choice *c)
 {
-    int64_t bytes = kd_k3_draft_bytes(e->cfg);
     if (c->draftable)
         return true;
+    int64_t bytes = kd_k3_draft_bytes(e->cfg);
     pthread_mutex_lock(&e->lock);
     if (e->reserved + bytes <= e->o.memory_bytes) {
         e->reserved += bytes;
@@ -59,14 +61,19 @@ void kd_draft_plan(struct kd_engine *e, struct kd_choice *c, int64_t rows)
         take++;
         p *= c->accept;
     }
-    if (!take && n && c->since_draft >= PROBE)
-        take = 1;
+    c->probing = !take && n && c->since_draft >= (c->probe_after ? c->probe_after : PROBE);
+    take = c->probing ? 1 : take;
     if (take && reserve(e, c))
         c->draft_count = take;
 }
 
 void kd_draft_result(struct kd_choice *c, int64_t accepted)
 {
+    if (accepted)
+        c->probe_after = PROBE;
+    else if (c->probing)
+        c->probe_after = c->probe_after ? 2 * c->probe_after : 2 * PROBE;
+    c->probe_after = c->probe_after < PROBE_MAX ? c->probe_after : PROBE_MAX;
     for (int64_t i = 0; i < accepted; i++)
         c->accept += settle * (1.0 - c->accept);
     if (accepted < c->draft_count)

@@ -68,6 +68,8 @@ struct kd_choice {
     int64_t draft_count;
     double accept;       /* how likely a drafted token is right, recent */
     int64_t since_draft; /* tokens made without any */
+    int64_t probe_after; /* so many make it worth a try, 0: the first number */
+    bool probing;
     double last_s;
     enum kd_finish finish;
     int32_t stop;

@@ -1,6 +1,7 @@
 /* The engine's small parts: stop strings, drafts, one token's choice. */
 #include "base/rand.h"
 #include "num/logsum.h"
+#include "serve/engine_int.h"
 #include "serve/ngram.h"
 #include "serve/pick.h"
 #include "serve/stops.h"
@@ -163,10 +164,64 @@ static void log_probabilities(void **state)
     assert_true(out.logprob < 0);
 }
 
+/* One sequence whose past always has something to say: how often and how deep it drafts. */
+static void depth_adapts(void **state)
+{
+    struct kd_engine *e;
+    struct kd_request *r;
+    struct kd_choice *c;
+    int64_t drafts = 0;
+    (void)state;
+    assert_int_equal(kd_mem_zero(&e, 1, sizeof *e, "engine", NULL), 0);
+    assert_int_equal(kd_mem_zero(&r, 1, sizeof *r, "request", NULL), 0);
+    assert_int_equal(kd_mem_zero(&c, 1, sizeof *c, "choice", NULL), 0);
+    e->o.draft_max = 4;
+    r->e = e;
+    r->spec.max_tokens = 1000000;
+    *c = (struct kd_choice){.r = r, .accept = 0.5, .planned = 1000000, .draftable = true};
+    for (int32_t i = 0; i < 100; i++)
+        assert_int_equal(kd_ids_add(&c->lane.ids, i % 10, NULL), 0);
+    for (int i = 0; i < 40; i++) { /* a row more costs a tenth of a step */
+        kd_cost_add(&e->cost, 1, 1.0);
+        kd_cost_add(&e->cost, 3, 1.2);
+    }
+    for (int i = 0; i < 8000; i++) { /* never right: ever more rarely tried */
+        kd_draft_plan(e, c, 1);
+        drafts += c->draft_count > 0;
+        if (c->draft_count)
+            kd_draft_result(c, 0);
+        else
+            c->since_draft++;
+        c->draft_count = 0;
+    }
+    assert_in_range(drafts, 10, 60);
+    for (int i = 0; i < 2000; i++) { /* always right: soon as deep as may be */
+        kd_draft_plan(e, c, 1);
+        if (c->draft_count)
+            kd_draft_result(c, c->draft_count);
+        else
+            c->since_draft++;
+    }
+    assert_int_equal(c->draft_count, 4);
+    for (int i = 0; i < 40; i++) { /* where a row costs most of a step, even that does not pay */
+        kd_cost_add(&e->cost, 1, 1.0);
+        kd_cost_add(&e->cost, 3, 3.0);
+    }
+    c->accept = 0.3;
+    c->since_draft = 0;
+    kd_draft_plan(e, c, 1);
+    assert_int_equal(c->draft_count, 0);
+    kd_ngram_release(&c->ngram);
+    kd_ids_release(&c->lane.ids);
+    kd_mem_free(c);
+    kd_mem_free(r);
+    kd_mem_free(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(stops_and_cuts), cmocka_unit_test(drafts),
-                                       cmocka_unit_test(one_token),
+                                       cmocka_unit_test(depth_adapts), cmocka_unit_test(one_token),
                                        cmocka_unit_test(log_probabilities)};
     return cmocka_run_group_tests(tests, NULL, nothing_left);
 }
