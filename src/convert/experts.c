@@ -75,16 +75,18 @@ static int check_trios(const struct kd_job *j, const struct trio *trios, struct 
     return 0;
 }
 
-static int quantize(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
-                    const struct trio *t, int64_t e, const struct kd_recipe *recipe,
-                    struct kd_expert_out *out, struct kd_err *err)
+static int source_expert(struct kd_job *j, int64_t layer, int64_t e, struct kd_expert *src,
+                         struct kd_err *err)
 {
-    struct kd_expert src;
-    struct kd_quant_spec spec[KD_PROJ_COUNT];
-    int64_t layer = w->L.index;
-    if (j->source->get(j->source, layer, e, &src, err) ||
-        (!src.ready && j->source->wait(j->source, layer, e, &src, err)))
-        return -1;
+    return j->source->get(j->source, layer, e, src, err) ||
+                   (!src->ready && j->source->wait(j->source, layer, e, src, err))
+               ? -1
+               : 0;
+}
+
+static void specs_of(const struct kd_job *j, const struct trio *t, int64_t e,
+                     const struct kd_recipe *recipe, struct kd_quant_spec spec[KD_PROJ_COUNT])
+{
     for (int p = 0; p < KD_PROJ_COUNT; p++) {
         /* Gate and up share the latents' signs over the whole layer; down's input is its own. */
         char own[48];
@@ -92,6 +94,18 @@ static int quantize(struct kd_job *j, struct kd_layer_work *w, const struct kd_l
         spec[p] = kd_layer_spec(j, t->t[p], p == KD_PROJ_W2 ? own : "latent");
         spec[p].recipe = *recipe;
     }
+}
+
+static int quantize(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
+                    const struct trio *t, int64_t e, const struct kd_recipe *recipe,
+                    struct kd_expert_out *out, struct kd_err *err)
+{
+    struct kd_expert src;
+    struct kd_quant_spec spec[KD_PROJ_COUNT];
+    int64_t layer = w->L.index;
+    if (source_expert(j, layer, e, &src, err))
+        return -1;
+    specs_of(j, t, e, recipe, spec);
     int rc = kd_expert_quantize(j->run, e, &src.w1, &src.w3, &src.w2, in, spec, out, err);
     if (j->source->done)
         j->source->done(j->source, layer, e);
@@ -210,57 +224,88 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
     return 0;
 }
 
-static int one_unit(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
-                    const struct trio *t, int64_t e, const struct kd_recipe *recipe,
-                    uint32_t plain_won, const char *path, struct kd_err *err)
+/* What the farm asks of the layer. */
+struct crew {
+    struct kd_job *j;
+    struct kd_layer_work *w;
+    const struct trio *trios;
+    struct kd_recipe recipe;
+    uint32_t plain_won;
+};
+
+static int task_of(void *ctx, int64_t e, struct kd_farm_task *t, bool *wanted, struct kd_err *err)
 {
-    struct kd_expert_out q;
-    char note[64];
-    snprintf(note, sizeof note, "layer %lld of %lld, expert %lld of %lld",
-             (long long)w->L.index + 1, (long long)j->cfg.layers, (long long)e + 1,
-             (long long)j->cfg.experts);
-    kd_progress_add(0, note);
-    if (quantize(j, w, in, t, e, recipe, &q, err))
+    const struct crew *c = ctx;
+    struct kd_job *j = c->j;
+    struct kd_expert src;
+    const struct trio *trio = &c->trios[e];
+    *wanted = trio->t[0] != NULL;
+    if (!*wanted)
+        return 0;
+    if (source_expert(j, c->w->L.index, e, &src, err))
         return -1;
-    struct kd_unit_info info = {.routed_rows = q.routed_rows,
-                                .few_rows = q.fallback,
-                                .all_token_hessian = q.all_token_hessian,
-                                .plain_won = plain_won};
-    memcpy(info.hess_digest, q.hess_digest, sizeof q.hess_digest);
-    const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
-    int rc = kd_unit_write(path, j->digest, three, 3, &info, err);
-    kd_expert_release(&q);
-    return rc;
+    *t = (struct kd_farm_task){.expert = e,
+                               .w1 = src.w1,
+                               .w3 = src.w3,
+                               .w2 = src.w2,
+                               .plain_won = c->plain_won,
+                               .digest = j->digest};
+    specs_of(j, trio, e, &c->recipe, t->spec);
+    return kd_job_unit_path(j, trio->t[0], t->path, sizeof t->path, err);
+}
+
+static void count_unit(void *ctx, int64_t e)
+{
+    const struct crew *c = ctx;
+    int64_t tiles = 0;
+    char note[112];
+    for (int p = 0; p < KD_PROJ_COUNT; p++)
+        tiles += c->trios[e].t[p]->rows * c->trios[e].t[p]->cols / 256;
+    snprintf(note, sizeof note, "layer %lld of %lld, expert %lld of %lld",
+             (long long)c->w->L.index + 1, (long long)c->j->cfg.layers, (long long)e + 1,
+             (long long)c->j->cfg.experts);
+    kd_progress_add(tiles, note);
+}
+
+/* Whether an expert has no unit yet. */
+static int any_missing(struct kd_job *j, const struct trio *trios, bool *missing,
+                       struct kd_err *err)
+{
+    char path[4096];
+    *missing = false;
+    for (int64_t e = 0; e < j->cfg.experts && !*missing; e++) {
+        if (!trios[e].t[0])
+            continue;
+        if (kd_job_unit_path(j, trios[e].t[0], path, sizeof path, err))
+            return -1;
+        *missing = !kd_file_exists(path);
+    }
+    return 0;
 }
 
 static int encode_all(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
                       const struct trio *trios, struct kd_err *err)
 {
-    struct kd_recipe recipe = j->recipe;
-    uint32_t plain_won = 0;
-    bool chosen = j->set.recipe != KD_RECIPE_AUTO;
+    struct crew c = {.j = j, .w = w, .trios = trios, .recipe = j->recipe};
+    struct kd_farm_layer l = {.layer = w->L.index,
+                              .experts = j->cfg.experts,
+                              .in = in,
+                              .ctx = &c,
+                              .plan = task_of,
+                              .done = count_unit};
     char path[4096];
-    for (int64_t e = 0; e < j->cfg.experts; e++) {
-        if (!trios[e].t[0])
-            continue;
-        if (kd_job_stop_check(j, err))
+    bool missing;
+    if (any_missing(j, trios, &missing, err))
+        return -1;
+    if (missing && j->set.recipe == KD_RECIPE_AUTO &&
+        choose(j, w, in, trios, &c.recipe, &c.plain_won, err))
+        return -1;
+    if ((!j->farm && kd_job_farm(j, NULL, err)) || kd_farm_layer(j->farm, &l, err))
+        return -1;
+    for (int64_t e = 0; e < j->cfg.experts; e++)
+        if (trios[e].t[0] && (kd_job_unit_path(j, trios[e].t[0], path, sizeof path, err) ||
+                              kd_unit_open(&w->expert[e], path, j->digest, err)))
             return -1;
-        if (kd_job_unit_path(j, trios[e].t[0], path, sizeof path, err))
-            return -1;
-        if (!kd_file_exists(path)) {
-            if (!chosen && choose(j, w, in, trios, &recipe, &plain_won, err))
-                return -1;
-            chosen = true;
-            if (one_unit(j, w, in, &trios[e], e, &recipe, plain_won, path, err))
-                return -1;
-        }
-        if (kd_unit_open(&w->expert[e], path, j->digest, err))
-            return -1;
-        int64_t tiles = 0;
-        for (int p = 0; p < KD_PROJ_COUNT; p++)
-            tiles += trios[e].t[p]->rows * trios[e].t[p]->cols / 256;
-        kd_progress_add(tiles, NULL);
-    }
     return 0;
 }
 

@@ -414,8 +414,50 @@ fail:
     return -1;
 }
 
+/* Where `kondense farm` finds the ledger. */
+static int write_farm_json(const struct kd_job *j, const char *ledger, const char *run,
+                           struct kd_err *err)
+{
+    struct kd_buf b;
+    char path[4096];
+    kd_buf_init(&b, 1 << 16);
+    struct kd_jw w = {.out = &b};
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_str(&w, "ledger", ledger);
+    kd_jw_str(&w, "run", run);
+    kd_jw_int(&w, "layers", j->cfg.layers);
+    kd_jw_close(&w, '}');
+    kd_buf_char(&b, '\n');
+    int rc = kd_buf_ok(&b, "farm.json", err) ||
+             kd_job_path(j, path, sizeof path, err, "farm.json") ||
+             kd_file_write(path, b.data, b.size_bytes, err);
+    kd_buf_release(&b);
+    return rc ? -1 : 0;
+}
+
+int kd_job_farm(struct kd_job *j, const struct kd_farm_opts *with, struct kd_err *err)
+{
+    struct kd_farm_opts o = with ? *with : (struct kd_farm_opts){0};
+    char ledger[4200], run[65], bad[4096], path[4096];
+    if (kd_job_path(j, path, sizeof path, err, "ledger.db") ||
+        kd_job_path(j, bad, sizeof bad, err, "bad"))
+        return -1;
+    snprintf(ledger, sizeof ledger, "sqlite:%s", path);
+    snprintf(run, sizeof run, "%016llx%016llx", (unsigned long long)j->digest,
+             (unsigned long long)kd_fnv64(j->dst));
+    if (!o.ledger || !*o.ledger)
+        o.ledger = ledger;
+    o.run_id = run;
+    o.digest = j->digest;
+    o.run = j->run;
+    o.stopped = j->stopped;
+    o.bad_dir = bad;
+    return write_farm_json(j, o.ledger, run, err) || kd_farm_open(&j->farm, &o, err) ? -1 : 0;
+}
+
 void kd_job_close(struct kd_job *j)
 {
+    kd_farm_close(j->farm, j->finished ? NULL : "stopped");
     kd_rates_release(&j->rates);
     kd_k3_stream_release(&j->win);
     kd_mem_free(j->segs);

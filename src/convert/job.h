@@ -7,6 +7,9 @@
  * them; those of block starts are the banks LLL/NAME.unit          finished units of the layer at
  * hand figures.SSSSS          figures of the quantized tensors of a sealed shard scratch.NAME what
  * only the layer at hand needs; made anew by a resume
+ *   ledger.db              who encodes what (farm/ledger.h); soft state, made anew where it is lost
+ *   farm.json              where the ledger is, for kondense farm
+ *   bad/                   units of workers that were refused
  *
  * A layer is done when its shard has its final name. Kill it anywhere: what has a final name is
  * whole, everything else is made again, and the output does not show it. */
@@ -16,7 +19,7 @@
 #include "base/file.h"
 #include "codec/expert.h"
 #include "convert/rates.h"
-#include "farm/unit.h"
+#include "farm/farm.h"
 #include "model/k3.h"
 #include "text/corpus.h"
 
@@ -44,6 +47,7 @@ struct kd_job {
     int64_t T, block_T;      /* calibration tokens; tokens a block (whole rows) */
     int64_t T_hess;          /* tokens the experts' Hessians see (recipe auto holds some back) */
     struct kd_store *source; /* experts of the source */
+    struct kd_farm *farm;    /* encodes experts; opened by kd_job_farm */
     /* window of the stream: one block */
     struct kd_k3_stream win;
     struct kd_k3_seg *segs; /* one per row of a block */
@@ -66,6 +70,10 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
                 bool resume, struct kd_err *err) KD_MUST;
 void kd_job_close(struct kd_job *j);
+/* Who encodes the experts. A job that this is not called for is a farm of one. `with`: what the
+ * caller wishes of it (home, rules, only_workers, sample_every); ledger, run and digest are the
+ * job's. */
+int kd_job_farm(struct kd_job *j, const struct kd_farm_opts *with, struct kd_err *err) KD_MUST;
 /* One layer; kd_job_ends runs head and globals, writes the small files and the receipt. */
 int kd_job_start(struct kd_job *j, struct kd_err *err) KD_MUST; /* the embedding */
 int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;

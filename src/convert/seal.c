@@ -233,5 +233,7 @@ int kd_job_ends(struct kd_job *j, struct kd_err *err)
             return -1;
     if (kd_job_write_small(j, err))
         return -1;
+    kd_farm_close(j->farm, "done");
+    j->farm = NULL;
     return kd_dir_remove(j->work, err);
 }
