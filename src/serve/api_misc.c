@@ -24,6 +24,9 @@ const struct kd_route kd_api_routes[] = {
     {"POST", "/v1/messages/count_tokens", kd_api_count_tokens},
     {"POST", "/tokenize", kd_api_tokenize},
     {"POST", "/detokenize", kd_api_detokenize},
+    {"POST", "/apply-template", kd_api_template},
+    {"GET", "/props", kd_api_props},
+    {"GET", "/slots", kd_api_slots},
     {"GET", "/health", kd_api_health, .open = true, .quiet = true},
     {"GET", "/healthz", kd_api_health, .open = true, .quiet = true},
     {"GET", "/readyz", kd_api_ready, .open = true, .quiet = true},
@@ -236,6 +239,45 @@ void kd_api_tokenize(void *ctx, struct kd_req *r)
     kd_bad_reply(r, &bad);
 }
 
+/* A chat as the model reads it, control tokens written out. */
+static int apply_template(struct kd_api *api, const char *owner, const char *body, size_t n,
+                          struct kd_buf *out, struct kd_bad *bad)
+{
+    struct kd_ask ask;
+    struct kd_buf text;
+    struct kd_err err;
+    kd_buf_init(&text, 1u << 30);
+    int rc = kd_ask_count(&ask, api, owner, body, n, bad);
+    if (!rc && kd_tok_decode(api->tok, ask.prompt[0].id, ask.prompt[0].count, &text, &err))
+        rc = kd_bad_at(bad, 500, NULL, NULL, "%s", err.msg);
+    if (!rc) {
+        kd_buf_printf(out, "{\"count\":%" PRId64 ",\"prompt\":", ask.prompt[0].count);
+        kd_json_quote(out, text.data ? text.data : "", text.size_bytes);
+        kd_buf_char(out, '}');
+    }
+    kd_ask_release(&ask);
+    kd_buf_release(&text);
+    return rc;
+}
+
+void kd_api_template(void *ctx, struct kd_req *r)
+{
+    struct kd_api *api = ctx;
+    struct kd_bad bad;
+    struct kd_buf out;
+    size_t n;
+    const char *body = kd_req_body(r, &n);
+    if (!kd_api_engine(api, r))
+        return;
+    kd_buf_init(&out, 1u << 30);
+    if (!apply_template(api, kd_api_owner(api, r), body, n, &out, &bad)) {
+        send(r, &out);
+        return;
+    }
+    kd_buf_release(&out);
+    kd_bad_reply(r, &bad);
+}
+
 static int detokenize(struct kd_api *api, const struct kd_jtree *t, struct kd_buf *out,
                       struct kd_bad *bad)
 {
@@ -283,6 +325,71 @@ void kd_api_detokenize(void *ctx, struct kd_req *r)
     }
     kd_jtree_release(&t);
     kd_buf_release(&text);
+}
+
+/* For operators: how the server is set up, and what it is at. */
+
+void kd_api_props(void *ctx, struct kd_req *r)
+{
+    struct kd_api *api = ctx;
+    struct kd_engine *e = kd_api_engine(api, r);
+    struct kd_engine_metrics m;
+    struct kd_buf out;
+    if (!e)
+        return;
+    kd_engine_metrics(e, &m);
+    kd_buf_init(&out, 1 << 20);
+    struct kd_jw w = {.out = &out, .compact = true};
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_str(&w, "model", api->o.model_id);
+    kd_jw_str(&w, "model_hash", kd_engine_model_hash(e));
+    kd_jw_str(&w, "build_info", "kondense " KD_VERSION);
+    kd_jw_int(&w, "n_ctx", api->context);
+    kd_jw_int(&w, "vocab", api->cfg->vocab);
+    kd_jw_str(&w, "effort", api->o.effort ? api->o.effort : "max");
+    kd_jw_int(&w, "max_tokens", api->o.max_tokens ? api->o.max_tokens : 131072);
+    kd_jw_int(&w, "experts_used", api->o.experts_used ? api->o.experts_used : api->cfg->topk);
+    if (api->o.expert_mass > 0)
+        kd_jw_num(&w, "expert_mass", api->o.expert_mass);
+    kd_jw_int(&w, "memory_planned_bytes", m.memory_planned_bytes);
+    kd_jw_close(&w, '}');
+    send(r, &out);
+}
+
+/* Of this key alone, and no text of anybody. */
+void kd_api_slots(void *ctx, struct kd_req *r)
+{
+    enum { SLOTS = 1024 };
+    struct kd_api *api = ctx;
+    struct kd_engine *e = kd_api_engine(api, r);
+    struct kd_slot *s;
+    struct kd_buf out;
+    if (!e)
+        return;
+    if (kd_mem_new(&s, SLOTS, sizeof *s, "slots", NULL)) {
+        kd_req_fail(r, &(struct kd_fault){.status = 500, .message = "no memory for the reply"});
+        return;
+    }
+    int64_t n = kd_engine_slots(e, s, SLOTS);
+    kd_buf_init(&out, 4 << 20);
+    struct kd_jw w = {.out = &out, .compact = true};
+    kd_jw_open(&w, NULL, '[');
+    for (int64_t i = 0; i < n; i++) {
+        if (strcmp(s[i].owner, kd_api_owner(api, r)) != 0)
+            continue;
+        kd_jw_open(&w, NULL, '{');
+        kd_jw_str(&w, "state", s[i].running ? "running" : "waiting");
+        kd_jw_int(&w, "choices", s[i].choices);
+        kd_jw_int(&w, "prompt_tokens", s[i].prompt_tokens);
+        kd_jw_int(&w, "cached_tokens", s[i].cached_tokens);
+        kd_jw_int(&w, "made_tokens", s[i].made_tokens);
+        kd_jw_num(&w, "queued_s", s[i].queued_s);
+        kd_jw_num(&w, "running_s", s[i].running_s);
+        kd_jw_close(&w, '}');
+    }
+    kd_jw_close(&w, ']');
+    kd_mem_free(s);
+    send(r, &out);
 }
 
 /* Health: is the process worth keeping; ready: is it worth sending to. */

@@ -347,6 +347,30 @@ void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
     m->draft_rate = m->draft_tokens ? (double)m->draft_accepted / (double)m->draft_tokens : 0;
 }
 
+int64_t kd_engine_slots(struct kd_engine *e, struct kd_slot *out, int64_t max)
+{
+    const struct kd_request *lists[2];
+    int64_t n = 0;
+    pthread_mutex_lock(&e->lock);
+    double now = kd_clock_s();
+    lists[0] = e->running;
+    lists[1] = e->queue;
+    for (int l = 0; l < 2; l++)
+        for (const struct kd_request *r = lists[l]; r && n < max; r = r->next) {
+            struct kd_slot *s = &out[n++];
+            *s = (struct kd_slot){.running = l == 0,
+                                  .choices = r->open,
+                                  .prompt_tokens = r->usage.prompt_tokens,
+                                  .cached_tokens = r->usage.cached_tokens,
+                                  .made_tokens = r->usage.made_tokens,
+                                  .queued_s = (l ? now : r->admit_s) - r->submit_s,
+                                  .running_s = l ? 0 : now - r->admit_s};
+            memcpy(s->owner, r->spec.owner, sizeof s->owner);
+        }
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
 bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err)
 {
     pthread_mutex_lock(&e->lock);

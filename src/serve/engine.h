@@ -240,6 +240,15 @@ struct kd_engine_metrics {
     struct kd_histogram first_token, per_token, queue_wait, step;
 };
 void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m);
+/* What runs and waits: requests in the order they came, the running ones first. Their number, at
+ * most `max`. */
+struct kd_slot {
+    char owner[65];
+    bool running;
+    int64_t choices, prompt_tokens, cached_tokens, made_tokens;
+    double queued_s, running_s;
+};
+int64_t kd_engine_slots(struct kd_engine *e, struct kd_slot *out, int64_t max);
 /* False once the worker has failed for good (health check); err says why. */
 bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err);
 

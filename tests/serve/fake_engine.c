@@ -150,6 +150,14 @@ void kd_engine_trace(struct kd_engine *e,
     (void)ctx;
 }
 
+int64_t kd_engine_slots(struct kd_engine *e, struct kd_slot *out, int64_t max)
+{
+    (void)e;
+    (void)out;
+    (void)max;
+    return 0;
+}
+
 int64_t kd_engine_room(const struct kd_engine *e, int64_t prompt_count, int64_t choices)
 {
     (void)choices;

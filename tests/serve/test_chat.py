@@ -360,6 +360,18 @@ def model_list():
     assert data["object"] == "list" and data["data"][0]["id"] == "k3-nano" and data["data"][0]["context_length"] == 65536
 
 
+@case("operation", "apply-template gives the text that the model reads; props says how the server is set up")
+def template():
+    body = chat_body("Hi <|sep|>", reasoning_effort="none")
+    r = s.ok("/apply-template", body)
+    assert r["prompt"] == '<|open|>message role="user"<|sep|>Hi <|sep|><|close|>message<|sep|><|end_of_msg|><|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
+    assert r["count"] == s.ok("/tokenize", body)["count"]
+    assert s.json("POST", "/apply-template", {"messages": []})[0] == 400
+    status, p, _ = s.json("GET", "/props")
+    assert status == 200 and p["n_ctx"] == 65536 and p["experts_used"] == 4 and p["model"] and p["vocab"] > 4000, p
+    assert s.json("GET", "/slots")[:2] == (200, [])
+
+
 @case("operation", "health, readyz, metrics in Prometheus' form")
 def health():
     assert s.json("GET", "/health")[:2] == (200, {"status": "ok"}) and s.json("GET", "/readyz")[0] == 200

@@ -168,6 +168,35 @@ def experts():
         assert len(data) % 16 == 0 and pairs and len({p[1] for p in pairs}) > 2, pairs[:8]
 
 
+@case("operation", "slots: what runs and waits, of the asking key alone, without any text")
+def slots():
+    with tempfile.TemporaryDirectory() as d:
+        f = pathlib.Path(d) / "keys"
+        f.write_text("one\ntwo\n")
+        f.chmod(0o600)
+        e = Server("--api-key-file", str(f), "--parallel", "1", "--ctx", "4096", fake=False)
+        key = {k: {"Authorization": f"Bearer {k}"} for k in ("one", "two")}
+        long = json.dumps(chat_body("my words", max_tokens=3000, ignore_eos=True, stream=True))
+        socks = []
+        for k in ("one", "one", "two"):
+            socks.append(e.raw(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {k}\r\n"
+                               f"Content-Type: application/json\r\nContent-Length: {len(long)}\r\n\r\n{long}"))
+            time.sleep(0.3)
+        until = time.monotonic() + 20
+        while True:
+            one, two = (e.json("GET", "/slots", headers=key[k])[1] for k in ("one", "two"))
+            if [x["state"] for x in one] == ["running", "waiting"] and one[0]["made_tokens"] > 2 or time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        assert [x["state"] for x in one] == ["running", "waiting"] and [x["state"] for x in two] == ["waiting"], (one, two)
+        assert one[0]["prompt_tokens"] > 10 and one[0]["made_tokens"] > 2 and one[0]["choices"] == 1 and two[0]["queued_s"] > 0
+        assert "words" not in json.dumps(one + two)
+        assert e.json("GET", "/slots")[0] == 401
+        for c in socks:
+            c.close()
+        e.kill()
+
+
 @case("operation", "a model that cannot be opened ends the program with a reason")
 def no_model():
     n = Server(fake=False, model="/nowhere/at/all", wait=False)
