@@ -21,10 +21,16 @@ static int64_t threads_of(const struct kd_job *j)
     return kd_pool_threads(j->run->pool);
 }
 
+/* Of k inputs, where something that reads them is quantized. */
 static int64_t hessian(const struct kd_job *j, int64_t k)
 {
     k = kd_exl3_pad(k);
     return j->recipe.feedback || j->recipe.row_power > 0 ? 4 * k * k : 0;
+}
+
+static int64_t trunk_hessian(const struct kd_job *j, int64_t k)
+{
+    return j->rates.wish.trunk_bpw > 0 ? hessian(j, k) : 0;
 }
 
 /* kd_quant_tensor's working set (codec/quant.c) for a tensor of k inputs and n outputs. */
@@ -74,7 +80,7 @@ static int64_t attention(const struct kd_job *j, bool mla)
         inside = 5 * ch + c->kda_dim + c->kda_heads;
         states = 4 * rows * ch * (c->kda_dim + 3 * c->conv);
     }
-    return hessian(j, out) + block(j, out + c->hidden + inside) + states +
+    return trunk_hessian(j, out) + block(j, out + c->hidden + inside) + states +
            trunk_product(j, c->hidden, mla ? 2 : 4);
 }
 
@@ -84,9 +90,9 @@ static int64_t feed_forward(const struct kd_job *j, bool mla, bool moe)
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t inner = moe ? c->moe_inter * c->shared : c->dense_inter, H = c->hidden;
     int64_t heads = mla ? c->heads * c->v_dim : c->kda_heads * c->kda_dim;
-    int64_t in = hessian(j, H) + block(j, 2 * H) + trunk_product(j, heads, 1);
+    int64_t in = trunk_hessian(j, H) + block(j, 2 * H) + trunk_product(j, heads, 1);
     int64_t gate_up = block(j, H + inner) + trunk_product(j, H, 2);
-    int64_t mid = hessian(j, inner) + block(j, inner) + gate_up;
+    int64_t mid = trunk_hessian(j, inner) + block(j, inner) + gate_up;
     int64_t out = block(j, most(inner, moe ? c->latent : 0) + 2 * H) +
                   most(gate_up, trunk_product(j, inner, 1));
     return most(in, most(mid, out));

@@ -9,8 +9,18 @@ few="--calib $text/calib.txt --rows 4 --cols 64 --trunk-bpw stored --head-bpw st
 
 size_of() { cat "$1"/*.safetensors | wc -c; }
 
+# The peak that was printed beforehand is met within 5 % and 32 MB.
+met() {
+    local planned peak
+    planned=$(sed -n 's/^ *"planned_peak_bytes": *\([0-9]*\).*/\1/p' "$1") peak=$(sed -n 's/^ *"peak_bytes": *\([0-9]*\).*/\1/p' "$1")
+    grep -q "($planned bytes), besides pages of mapped files" "$2" || { cat "$2"; exit 1; }
+    test "$peak" -le $((planned + planned / 20 + 32000000)) && test "$planned" -le $((peak + peak / 20 + 32000000)) ||
+        { echo "$planned bytes planned, $peak taken"; exit 1; }
+}
+
 # Two rates in one pass equal two passes.
-"$KONDENSE" convert "$work/src" "$work/both" $few --bpw 2.0,3.0 >/dev/null
+"$KONDENSE" convert "$work/src" "$work/both" $few --bpw 2.0,3.0 --json "$work/both.json" >"$work/out"
+met "$work/both.json" "$work/out"
 "$KONDENSE" convert "$work/src" "$work/two" $few --bpw 2.0 >/dev/null
 for f in model-00001-of-000005.safetensors model-00004-of-000005.safetensors config.json kondense.json; do
     cmp "$work/both/2/$f" "$work/two/$f"
