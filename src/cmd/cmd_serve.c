@@ -69,7 +69,7 @@ static const struct kd_opt opts[] = {
     {"queue-key", 0, KD_OPT_INT, &o.queue_key, "N", "of them, for one API key (--queue)", .min = 1,
      .max = 100000},
     {"memory", 'm', KD_OPT_SIZE, &o.memory, "SIZE",
-     "memory of running sequences (a quarter of what is free)"},
+     "memory of running sequences (a quarter of the machine's)"},
     {"prefix-cache", 0, KD_OPT_SIZE, &o.cache, "SIZE",
      "memory that keeps the state of prompts; 0 switches it off (a quarter of --memory)"},
     {"cache-dir", 0, KD_OPT_STR, &o.cache_dir, "DIR", "keep states of prompts on disk too"},

@@ -161,6 +161,7 @@ static struct kd_call *open_call(struct kd_choice_work *w, const char *name)
         return NULL;
     if (!kd_ask_tool(a, name)) {
         w->f->api->dropped_calls++;
+        w->f->dropped++;
         return NULL;
     }
     if (c->call_count == c->call_cap) {
@@ -679,6 +680,8 @@ static void note(struct kd_flow *f, struct kd_req *r)
                 decode > 1e-3 ? (double)u->made_tokens / decode : 0.0, finish, u->experts_used);
     if (u->expert_mass > 0)
         kd_req_note(r, " mass=%g", u->expert_mass);
+    if (f->dropped)
+        kd_req_note(r, " dropped_calls=%" PRId64, f->dropped);
     if (f->choice_count && f->choice[0].finish == KD_FINISH_ERROR)
         kd_req_note(r, " error=\"%s\"", f->choice[0].err.msg);
 }

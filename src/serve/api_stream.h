@@ -60,6 +60,7 @@ struct kd_flow {
     struct kd_usage usage; /* sums over the runs, as of the last kd_flow_usage */
     struct kd_hooks *hooks;
     char owner[65];
+    int64_t dropped; /* calls of tools that were not declared */
     bool oom;
 };
 

@@ -149,7 +149,7 @@ def streaming_arguments():
     assert json.loads(merge(chunks)["tool_calls"][0]["arguments"]) == {"a": long}
 
 
-@case("tools", "undeclared tools and tool_choice none: calls are dropped, counted, finish is stop")
+@case("tools", "undeclared tools and tool_choice none: calls are dropped, counted, logged, finish is stop")
 def undeclared():
     before = s.metric("kondense_dropped_calls_total")
     program = f"say x{THINK}Hi.{RESP}" + tools(call("evil", [("a", "string", "x")]), call("f", [("a", "string", "y")], 2)) + END
@@ -160,6 +160,8 @@ def undeclared():
     c = both(program)
     assert "tool_calls" not in c["message"] and c["finish_reason"] == "stop"
     assert s.metric("kondense_dropped_calls_total") > before
+    time.sleep(0.2)
+    assert any("dropped_calls=1" in x for x in s.lines) and any("dropped_calls=2" in x for x in s.lines)
 
 
 @case("tools", "parallel_tool_calls false: one call; call-shaped text after the tools is none")
