@@ -226,7 +226,8 @@ static void put_item(struct walk *w, const struct item *i)
 /* Steps of sixteenths, spread evenly in (layer, expert, projection) order. */
 static unsigned next_rate(struct walk *w)
 {
-    int64_t n = w->expert_count, base = w->steps / n, extra = w->steps % n, i = w->expert_at++;
+    int64_t n = w->expert_count > 0 ? w->expert_count : 1, base = w->steps / n,
+            extra = w->steps % n, i = w->expert_at++;
     return (unsigned)(base + ((i + 1) * extra / n - i * extra / n));
 }
 

@@ -36,7 +36,8 @@ static double scale_tiles(double tk, double tn)
 
 static double padded(int64_t n)
 {
-    return (double)((n + 127) / 128 * 128);
+    int64_t blocks = (n + 127) / 128;
+    return 128 * (double)blocks;
 }
 
 /* A row of tiles is dealt to the threads in groups of four; some threads may be left without. */
