@@ -116,24 +116,43 @@ foreach(f ${fuzz})
 endforeach()
 
 # Tests that need a device (tests/gpu/*.cu): compiled and linked wherever nvcc is, skipped (77) without a
-# GPU. Their results are EXACT, so nvcc may not contract either.
+# GPU.
 if(KD_CUDA)
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90-real 100-real 121-real)
-  endif()
-  enable_language(CUDA)
   add_custom_target(kd_cuda_tests)
   file(GLOB gpu CONFIGURE_DEPENDS tests/gpu/*.cu)
   foreach(f ${gpu})
     get_filename_component(name ${f} NAME_WE)
     add_executable(gpu_${name} EXCLUDE_FROM_ALL ${f})
     target_include_directories(gpu_${name} PRIVATE src)
-    target_compile_options(gpu_${name} PRIVATE -std=c++17 --fmad=false -Werror=all-warnings
-                           -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off)
+    target_compile_definitions(gpu_${name} PRIVATE _GNU_SOURCE)
+    target_compile_options(gpu_${name} PRIVATE ${KD_CUDA_OPTIONS})
+    target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_gpu_cuda> $<TARGET_FILE:kd_kern>
+                          $<TARGET_FILE:kd_base> CUDA::cudart_static PkgConfig::POPT PkgConfig::JANSSON
+                          PkgConfig::CRYPTO Threads::Threads m)
+    add_dependencies(gpu_${name} kd_gpu_cuda kd_kern kd_base)
     add_dependencies(kd_cuda_tests gpu_${name})
     add_test(NAME gpu/${name} COMMAND gpu_${name})
     kd_test(gpu/${name} ${f} gpu 300 "")
   endforeach()
+endif()
+
+# Kernels without a device: their logic on the CPU (tests/gpu/emulate.h), where clang is, whose C++ knows
+# half floats.
+find_program(KD_CLANGXX clang++-19)
+if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN AND NOT KD_FUZZ)
+  set(object ${CMAKE_BINARY_DIR}/gpu_emulated_search.o)
+  add_custom_command(OUTPUT ${object}
+                     COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
+                             -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests -MD -MF ${object}.d -c
+                             ${CMAKE_SOURCE_DIR}/tests/gpu/emulated_search.cpp -o ${object}
+                     DEPENDS tests/gpu/emulated_search.cpp DEPFILE ${object}.d VERBATIM)
+  add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/gpu_emulated_search
+                     COMMAND ${KD_CLANGXX} ${object} $<TARGET_FILE:kd_kern> $<TARGET_FILE:kd_base> -ljansson -lpopt
+                             -lcrypto -lpthread -lm -o ${CMAKE_BINARY_DIR}/gpu_emulated_search
+                     DEPENDS ${object} kd_kern kd_base VERBATIM)
+  add_custom_target(gpu_emulated ALL DEPENDS ${CMAKE_BINARY_DIR}/gpu_emulated_search)
+  add_test(NAME gpu/emulated_search COMMAND ${CMAKE_BINARY_DIR}/gpu_emulated_search)
+  kd_test(gpu/emulated_search tests/gpu/emulated_search.cpp gpu 120 "")
 endif()
 
 # The style of the tree: once, with the build that ships.

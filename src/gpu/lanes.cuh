@@ -1,0 +1,146 @@
+/* What the kernels ask of a device beyond C: who am I, wait for the others, two half floats at a
+ * time. tests/gpu/emulate.h gives the same names a meaning on the CPU, so that a kernel's logic is
+ * tested where there is no device. */
+#ifndef KD_GPU_LANES_CUH
+#define KD_GPU_LANES_CUH
+
+#ifdef KD_GPU_EMULATE
+#include "gpu/emulate.h"
+#else
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define KD_DEV                     __device__ __forceinline__
+#define KD_KERNEL                  __global__
+#define KD_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+/* The block's dynamic shared memory. */
+#define KD_SHARED(name)            extern __shared__ __align__(16) unsigned char name[]
+
+struct kd_h2 {
+    uint32_t bits;
+};
+
+KD_DEV int kd_thread(void)
+{
+    return (int)threadIdx.x;
+}
+KD_DEV int kd_block(void)
+{
+    return (int)blockIdx.x;
+}
+KD_DEV int kd_blocks(void)
+{
+    return (int)gridDim.x;
+}
+/* Waits for all threads of the block. */
+KD_DEV void kd_sync_block(void)
+{
+    __syncthreads();
+}
+/* Waits for the first `threads` threads of the block, whole warps. */
+template <int threads> KD_DEV void kd_sync_first(void)
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
+}
+KD_DEV void kd_sync_warp(void)
+{
+    __syncwarp();
+}
+KD_DEV uint32_t kd_warp_min(uint32_t x)
+{
+    return __reduce_min_sync(0xffffffffu, x);
+}
+KD_DEV kd_h2 kd_h2_sub(kd_h2 a, kd_h2 b)
+{
+    kd_h2 r;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r.bits) : "r"(a.bits), "r"(b.bits));
+    return r;
+}
+KD_DEV kd_h2 kd_h2_fma(kd_h2 a, kd_h2 b, kd_h2 c)
+{
+    kd_h2 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r.bits) : "r"(a.bits), "r"(b.bits), "r"(c.bits));
+    return r;
+}
+KD_DEV kd_h2 kd_h2_min(kd_h2 a, kd_h2 b)
+{
+    kd_h2 r;
+    asm("min.f16x2 %0, %1, %2;" : "=r"(r.bits) : "r"(a.bits), "r"(b.bits));
+    return r;
+}
+/* All ones in each half where a < b. */
+KD_DEV uint32_t kd_h2_less(kd_h2 a, kd_h2 b)
+{
+    uint32_t r;
+    asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a.bits), "r"(b.bits));
+    return r;
+}
+KD_DEV uint32_t kd_h2_bits(kd_h2 a)
+{
+    return a.bits;
+}
+KD_DEV kd_h2 kd_bits_h2(uint32_t u)
+{
+    return {u};
+}
+/* The low or high half, twice. */
+KD_DEV kd_h2 kd_h2_lows(kd_h2 a)
+{
+    kd_h2 r;
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {l, l};}"
+        : "=r"(r.bits)
+        : "r"(a.bits));
+    return r;
+}
+KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
+{
+    kd_h2 r;
+    asm("{.reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {h, h};}"
+        : "=r"(r.bits)
+        : "r"(a.bits));
+    return r;
+}
+KD_DEV kd_h2 kd_h2_of(float low, float high)
+{
+    return {(uint32_t)__half_as_ushort(__float2half_rn(low)) |
+            (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16};
+}
+KD_DEV float kd_h2_low(kd_h2 a)
+{
+    return __half2float(__ushort_as_half((unsigned short)a.bits));
+}
+KD_DEV uint16_t kd_float_half(float x)
+{
+    return __half_as_ushort(__float2half_rn(x));
+}
+KD_DEV float kd_half_float(uint16_t bits)
+{
+    return __half2float(__ushort_as_half(bits));
+}
+/* Rounded on their own, whatever the compiler's flags. */
+KD_DEV float kd_mul(float a, float b)
+{
+    return __fmul_rn(a, b);
+}
+KD_DEV float kd_add(float a, float b)
+{
+    return __fadd_rn(a, b);
+}
+/* The four bytes of x, and `more`. */
+KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
+{
+    return __dp4a(x, 0x01010101u, more);
+}
+/* Loads and stores that leave the first-level cache alone: what one warp wrote another one reads
+ * later, and nothing reads it twice. */
+KD_DEV void kd_store_once(uint4 *to, uint4 v)
+{
+    __stcg(to, v);
+}
+KD_DEV uint16_t kd_load_once(const uint16_t *from)
+{
+    return __ldcg(from);
+}
+#endif
+#endif

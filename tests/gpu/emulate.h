@@ -1,0 +1,241 @@
+/* A device on the CPU: each thread of a block is a coroutine, barriers switch between them. It
+ * tests a kernel's logic and arithmetic, bit for bit, where there is no device; it says nothing of
+ * races between two barriers (threads run in one order) or of speed. clang's _Float16.
+ *
+ *     kd_emulate(blocks, threads, shared_bytes, [&] { kernel(args); });
+ */
+#ifndef KD_TESTS_GPU_EMULATE_H
+#define KD_TESTS_GPU_EMULATE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+#define KD_DEV    inline
+#define KD_KERNEL static
+#define KD_BOUNDS(threads, blocks)
+#define KD_SHARED(name) unsigned char *name = kd_emulated.shared
+
+struct uint2 {
+    uint32_t x, y;
+};
+struct alignas(16) uint4 {
+    uint32_t x, y, z, w;
+};
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return {x, y, z, w};
+}
+
+struct kd_barrier {
+    int waiting, round;
+};
+struct kd_emulated_block {
+    int block, blocks, thread, threads, running;
+    unsigned char *shared;
+    ucontext_t main;
+    std::vector<ucontext_t> fiber;
+    std::vector<uint8_t> done;
+    kd_barrier all, first, warp[32];
+    uint32_t value[32][32];
+    int64_t switches;
+    std::function<void()> kernel;
+};
+static kd_emulated_block kd_emulated;
+
+static inline void kd_emulated_wait(kd_barrier *b, int count)
+{
+    kd_emulated_block &e = kd_emulated;
+    const int round = b->round, me = e.thread;
+
+    if (++b->waiting == count) {
+        b->waiting = 0;
+        b->round++;
+    }
+    while (b->round == round) {
+        e.switches++;
+        swapcontext(&e.fiber[me], &e.main);
+    }
+}
+
+static void kd_emulated_thread(void)
+{
+    kd_emulated.kernel();
+    kd_emulated.done[kd_emulated.thread] = 1;
+    kd_emulated.running--;
+    for (;;)
+        swapcontext(&kd_emulated.fiber[kd_emulated.thread], &kd_emulated.main);
+}
+
+static inline void kd_emulate(int blocks, int threads, size_t shared, std::function<void()> kernel)
+{
+    kd_emulated_block &e = kd_emulated;
+    const size_t stack = 96 << 10;
+    std::vector<unsigned char> stacks(stack * (size_t)threads), memory(shared + 16);
+
+    e.kernel = kernel;
+    e.blocks = blocks;
+    e.threads = threads;
+    e.shared = memory.data() + (16 - (uintptr_t)memory.data() % 16);
+    for (e.block = 0; e.block < blocks; e.block++) {
+        memset(memory.data(), 0xa5, memory.size()); /* shared memory starts as anything */
+        e.all = e.first = {};
+        memset(e.warp, 0, sizeof e.warp);
+        e.fiber.assign((size_t)threads, {});
+        e.done.assign((size_t)threads, 0);
+        e.running = threads;
+        for (int t = 0; t < threads; t++) {
+            getcontext(&e.fiber[t]);
+            e.fiber[t].uc_stack.ss_sp = stacks.data() + stack * (size_t)t;
+            e.fiber[t].uc_stack.ss_size = stack;
+            makecontext(&e.fiber[t], kd_emulated_thread, 0);
+        }
+        for (int64_t idle = 0; e.running;) {
+            int64_t rounds = e.all.round + e.first.round + e.running;
+            for (int i = 0; i < 32; i++)
+                rounds += e.warp[i].round;
+            for (e.thread = 0; e.thread < threads; e.thread++)
+                if (!e.done[e.thread])
+                    swapcontext(&e.main, &e.fiber[e.thread]);
+            int64_t now = e.all.round + e.first.round + e.running;
+            for (int i = 0; i < 32; i++)
+                now += e.warp[i].round;
+            idle = now == rounds ? idle + 1 : 0;
+            if (idle > 2) {
+                fprintf(stderr, "the threads of block %d wait for each other\n", e.block);
+                abort();
+            }
+        }
+    }
+}
+
+KD_DEV int kd_thread(void)
+{
+    return kd_emulated.thread;
+}
+KD_DEV int kd_block(void)
+{
+    return kd_emulated.block;
+}
+KD_DEV int kd_blocks(void)
+{
+    return kd_emulated.blocks;
+}
+KD_DEV void kd_sync_block(void)
+{
+    kd_emulated_wait(&kd_emulated.all, kd_emulated.threads);
+}
+template <int threads> KD_DEV void kd_sync_first(void)
+{
+    kd_emulated_wait(&kd_emulated.first, threads);
+}
+KD_DEV void kd_sync_warp(void)
+{
+    kd_emulated_wait(&kd_emulated.warp[kd_emulated.thread / 32], 32);
+}
+KD_DEV uint32_t kd_warp_min(uint32_t x)
+{
+    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32], m = x;
+
+    v[kd_emulated.thread % 32] = x;
+    kd_sync_warp();
+    for (int i = 0; i < 32; i++)
+        m = v[i] < m ? v[i] : m;
+    kd_sync_warp();
+    return m;
+}
+
+struct kd_h2 {
+    _Float16 x, y;
+};
+
+/* The exact product and sum of half floats fit a double's 53 bits unless the result overflows. */
+static inline _Float16 kd_emulated_fma(_Float16 a, _Float16 b, _Float16 c)
+{
+    return (_Float16)((double)a * (double)b + (double)c);
+}
+KD_DEV kd_h2 kd_h2_sub(kd_h2 a, kd_h2 b)
+{
+    return {(_Float16)(a.x - b.x), (_Float16)(a.y - b.y)};
+}
+KD_DEV kd_h2 kd_h2_fma(kd_h2 a, kd_h2 b, kd_h2 c)
+{
+    return {kd_emulated_fma(a.x, b.x, c.x), kd_emulated_fma(a.y, b.y, c.y)};
+}
+KD_DEV kd_h2 kd_h2_min(kd_h2 a, kd_h2 b)
+{
+    return {a.x < b.x ? a.x : b.x, a.y < b.y ? a.y : b.y};
+}
+KD_DEV uint32_t kd_h2_less(kd_h2 a, kd_h2 b)
+{
+    return (a.x < b.x ? 0xffffu : 0u) | (a.y < b.y ? 0xffff0000u : 0u);
+}
+KD_DEV uint32_t kd_h2_bits(kd_h2 a)
+{
+    uint32_t u;
+    memcpy(&u, &a, sizeof u);
+    return u;
+}
+KD_DEV kd_h2 kd_bits_h2(uint32_t u)
+{
+    kd_h2 a;
+    memcpy(&a, &u, sizeof a);
+    return a;
+}
+KD_DEV kd_h2 kd_h2_lows(kd_h2 a)
+{
+    return {a.x, a.x};
+}
+KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
+{
+    return {a.y, a.y};
+}
+KD_DEV kd_h2 kd_h2_of(float low, float high)
+{
+    return {(_Float16)low, (_Float16)high};
+}
+KD_DEV float kd_h2_low(kd_h2 a)
+{
+    return (float)a.x;
+}
+KD_DEV uint16_t kd_float_half(float x)
+{
+    _Float16 h = (_Float16)x;
+    uint16_t u;
+    memcpy(&u, &h, sizeof u);
+    return u;
+}
+KD_DEV float kd_half_float(uint16_t bits)
+{
+    _Float16 h;
+    memcpy(&h, &bits, sizeof h);
+    return (float)h;
+}
+KD_DEV float kd_mul(float a, float b)
+{
+    return a * b;
+}
+KD_DEV float kd_add(float a, float b)
+{
+    return a + b;
+}
+KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
+{
+    return more + (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
+}
+KD_DEV void kd_store_once(uint4 *to, uint4 v)
+{
+    *to = v;
+}
+KD_DEV uint16_t kd_load_once(const uint16_t *from)
+{
+    return *from;
+}
+
+#endif
