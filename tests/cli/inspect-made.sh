@@ -5,7 +5,7 @@
 set -u
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-python3 "$KONDENSE_SOURCE/tests/hostile/make.py" "$tmp" || exit 1
+python3 "$KONDENSE_TEST_ROOT/tests/hostile/make.py" "$tmp" || exit 1
 bad=0 count=0
 while IFS=$'\t' read -r file reason; do
     rc=0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # plan: K3 without any file, machines side by side, JSON and HTML; sizes held against a conversion's plan.
 set -eu
-data=$KONDENSE_SOURCE/tests/data
+data=$KONDENSE_TEST_ROOT/tests/data
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 fail() { echo "plan-k3: $1" >&2; exit 1; }
@@ -45,6 +45,6 @@ grep -q "hit rate  " "$tmp/b.txt" || fail "--glossary"
 echo '{"no": 1}' >"$tmp/k.json"
 keys=$("$KONDENSE" plan -m "$tmp/k.json" 2>&1 | sed 's/.*known are: //; s/,//g') || true
 for k in $keys kind gib gb_s reserve_gib; do
-    grep -q "^|.*\`$k\`" "$KONDENSE_SOURCE/docs/plan.md" || fail "docs/plan.md lacks $k"
+    grep -q "^|.*\`$k\`" "$KONDENSE_TEST_ROOT/docs/plan.md" || fail "docs/plan.md lacks $k"
 done
 echo "plan-k3: ok"
