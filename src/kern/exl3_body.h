@@ -29,19 +29,20 @@ enum {
 };
 
 struct unpack {
-    unsigned bytes;
+    struct kd_rate rate;
+    unsigned bytes; /* 0: not made yet */
     enum kd_codebook cb;
     uint16_t at[CHUNKS]; /* first byte in the reversed tile */
     _Alignas(32) uint8_t pick[CHUNKS][4 * WIDTH];
     _Alignas(32) int32_t shift[CHUNKS][WIDTH];
 };
 
-static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook cb)
+static void unpack_open(struct unpack *u, struct kd_rate rate)
 {
     uint16_t place[256];
 
+    u->rate = rate;
     u->bytes = kd_rate_tile_bytes(rate);
-    u->cb = cb;
     kd_tile_places(rate, place);
     for (unsigned g = 0; g < CHUNKS; g++) {
         u->at[g] = place[WIDTH * g + WIDTH - 1] / 8;
@@ -52,6 +53,19 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
                 u->pick[g][4 * j + i] = (uint8_t)(bit / 8 + i);
         }
     }
+}
+
+/* Making one takes as long as many tiles, and small matrices have fewer; so each thread keeps them.
+ * Not inlined, or the loops would ask for the thread's copy again and again. */
+static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb)
+{
+    static _Thread_local struct unpack kept[KD_UNPACK_KEPT];
+    struct unpack *u = &kept[kd_rate_to16(rate) % KD_UNPACK_KEPT];
+
+    if (!u->bytes || u->rate.base != rate.base || u->rate.mask != rate.mask)
+        unpack_open(u, rate);
+    u->cb = cb;
+    return u;
 }
 
 /* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while
@@ -101,11 +115,9 @@ static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t st
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
                         float out[256])
 {
-    struct unpack u;
     float ring[256];
 
-    unpack_open(&u, rate, cb);
-    decode_rings(&u, tile, 0, 1, ring);
+    decode_rings(unpack_for(rate, cb), tile, 0, 1, ring);
     for (unsigned p = 0; p < 256; p++)
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
@@ -165,12 +177,11 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
-    struct unpack u;
+    const struct unpack *u = unpack_for(b->rate, b->cb);
     _Alignas(64) float panel[PANEL * 256], sum[TOKENS][128];
 
-    unpack_open(&u, b->rate, b->cb);
     if (T == 1 && b->cb == KD_CB_MUL1) {
-        columns(&u, b, x, y);
+        columns(u, b, x, y);
         return;
     }
     for (int64_t n = 0; n < b->n_tiles; n++)
@@ -179,8 +190,8 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
-                decode_rings(&u, b->codes + (k * b->row_tiles + n) * u.bytes,
-                             b->row_tiles * u.bytes, count, panel);
+                decode_rings(u, b->codes + (k * b->row_tiles + n) * u->bytes,
+                             b->row_tiles * u->bytes, count, panel);
                 for (int64_t t = 0; t < tokens; t++)
                     add_panel(panel, count, x + (t0 + t) * ldx + 16 * k, sum[t]);
             }
@@ -231,12 +242,11 @@ static void column_int8(const struct unpack *u, const uint8_t *tile, int64_t ste
 
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
-    struct unpack u;
+    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1);
     _Alignas(64) int32_t rows[PIECE][32];
     int64_t total = 0, step;
 
-    unpack_open(&u, b->rate, KD_CB_MUL1);
-    step = b->row_tiles * u.bytes;
+    step = b->row_tiles * u->bytes;
     for (int64_t i = 0; i < 16 * b->k_tiles; i++)
         total += q[i];
     for (int64_t n0 = 0; n0 < b->n_tiles; n0 += WIDE) {
@@ -248,7 +258,7 @@ static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float s
                 for (unsigned p = 0; p < 32; p++)
                     rows[i][p] = q[16 * (k + i) + kd_tile_row(p)];
             for (int64_t n = 0; n < wide; n++)
-                column_int8(&u, b->codes + (k * b->row_tiles + n0 + n) * u.bytes, step, count, rows,
+                column_int8(u, b->codes + (k * b->row_tiles + n0 + n) * u->bytes, step, count, rows,
                             sum[n]);
         }
         for (int64_t n = 0; n < wide; n++)

@@ -12,8 +12,9 @@
 #include <string.h>
 
 enum {
-    KD_TILE_BACK = 256 + 128
-}; /* bytes of a tile written backwards, and what loads read beyond */
+    KD_TILE_BACK = 256 + 128, /* bytes of a tile written backwards, and what loads read beyond */
+    KD_UNPACK_KEPT = 13       /* tables of rates that a thread keeps; usual rates do not collide */
+};
 
 static inline void kd_tile_reverse(const uint8_t *tile, unsigned bytes, uint8_t back[KD_TILE_BACK])
 {

@@ -22,7 +22,8 @@ enum layout { WHOLE2, ONE_QUADS, TWO_QUADS, TWO_PAIRS, FOUR_PAIRS };
 
 struct unpack {
     enum layout layout;
-    unsigned bytes;
+    struct kd_rate rate;
+    unsigned bytes; /* 0: not made yet */
     enum kd_codebook cb;
     __mmask64 last; /* bytes of the last register */
     /* The tile's bytes for each t; for PAIRS i = 0, 1 and i = 2, 3 apart. */
@@ -42,13 +43,13 @@ static unsigned stored_byte(unsigned at, unsigned bytes)
     return 2 * half + (1 - at % 2);
 }
 
-static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook cb)
+static void unpack_open(struct unpack *u, struct kd_rate rate)
 {
     unsigned n = kd_rate_to16(rate), pairs = n > 48;
     uint16_t place[256];
 
+    u->rate = rate;
     u->bytes = kd_rate_tile_bytes(rate);
-    u->cb = cb;
     u->layout = n == 32  ? WHOLE2
                 : n < 32 ? ONE_QUADS
                 : !pairs ? TWO_QUADS
@@ -70,6 +71,19 @@ static void unpack_open(struct unpack *u, struct kd_rate rate, enum kd_codebook 
                 u->pick[pairs ? 2 * t + i / 2 : t][4 * lane + j] =
                     (uint8_t)stored_byte((2 * u->bytes - 1 - end - j) % u->bytes, u->bytes);
         }
+}
+
+/* Making one takes as long as a hundred tiles, and small matrices have fewer; so each thread keeps
+ * them. Not inlined, or the loops would ask for the thread's copy again and again. */
+static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb)
+{
+    static _Thread_local struct unpack kept[KD_UNPACK_KEPT];
+    struct unpack *u = &kept[kd_rate_to16(rate) % KD_UNPACK_KEPT];
+
+    if (!u->bytes || u->rate.base != rate.base || u->rate.mask != rate.mask)
+        unpack_open(u, rate);
+    u->cb = cb;
+    return u;
 }
 
 FLAT void load_tile(const struct unpack *u, const enum layout layout, const uint8_t *tile,
@@ -234,10 +248,7 @@ static void decode_rows(const struct unpack *u, const uint8_t *tile, float out[2
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
                         float out[256])
 {
-    struct unpack u;
-
-    unpack_open(&u, rate, cb);
-    decode_rows(&u, tile, out);
+    decode_rows(unpack_for(rate, cb), tile, out);
 }
 
 /* The chains of sixteen columns. */
@@ -331,12 +342,11 @@ static void add_panel_all(const float *panel, int64_t count, const float *x, int
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
-    struct unpack u;
+    const struct unpack *u = unpack_for(b->rate, b->cb);
     _Alignas(64) float panel[PANEL * 256], sum[TOKENS][8][16];
 
-    unpack_open(&u, b->rate, b->cb);
     if (T == 1 && b->cb == KD_CB_MUL1) {
-        columns(&u, b, x, y);
+        columns(u, b, x, y);
         return;
     }
     for (int64_t n = 0; n < b->n_tiles; n++)
@@ -346,9 +356,9 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
                 for (int64_t i = 0; i < count; i++) {
-                    const uint8_t *tile = b->codes + ((k + i) * b->row_tiles + n) * u.bytes;
-                    kd_tile_prefetch(tile + 8 * b->row_tiles * u.bytes, u.bytes);
-                    decode_rows(&u, tile, panel + 256 * i);
+                    const uint8_t *tile = b->codes + ((k + i) * b->row_tiles + n) * u->bytes;
+                    kd_tile_prefetch(tile + 8 * b->row_tiles * u->bytes, u->bytes);
+                    decode_rows(u, tile, panel + 256 * i);
                 }
                 add_panel_all(panel, count, x + t0 * ldx + 16 * k, ldx, tokens, sum);
             }
@@ -400,12 +410,11 @@ FLAT void column_int8(const struct unpack *u, const enum layout layout, const ui
 
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
-    struct unpack u;
+    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1);
     int64_t total = 0, step;
     int32_t fours[16 * PIECE]; /* q four times: a product's bytes are summed by themselves */
 
-    unpack_open(&u, b->rate, KD_CB_MUL1);
-    step = b->row_tiles * u.bytes;
+    step = b->row_tiles * u->bytes;
     for (int64_t i = 0; i < 16 * b->k_tiles; i++)
         total += q[i];
     for (int64_t n0 = 0; n0 < b->n_tiles; n0 += WIDE) {
@@ -415,7 +424,7 @@ static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float s
             for (int64_t i = 0; i < 16 * count; i++)
                 fours[i] = (int32_t)((uint8_t)q[16 * k + i] * 0x01010101u);
             for (int64_t n = 0; n < wide; n++)
-                BY_LAYOUT(&u, column_int8, b->codes + (k * b->row_tiles + n0 + n) * u.bytes, step,
+                BY_LAYOUT(u, column_int8, b->codes + (k * b->row_tiles + n0 + n) * u->bytes, step,
                           count, fours, sum[n]);
         }
         for (int64_t n = 0; n < wide; n++)
