@@ -1,9 +1,13 @@
 /* bench decode: products with stored matrices, their bytes streamed from memory, beside what the
- * memory gives a plain reader in the same run. */
+ * memory gives a plain reader in the same run and, for EXL3 codes, what the multipliers allow:
+ * decoding a weight and using it takes a few of their operations, and they finish so many lanes a
+ * cycle. */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/rand.h"
 #include "cmd/bench.h"
 #include "cmd/cmd.h"
+#include "kern/exl3_mul.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,6 +25,9 @@ struct decode {
     struct kd_mat m;
     int64_t stride; /* bytes from one matrix to the next */
     int64_t next, T;
+    bool int8;        /* activations of the product */
+    double read_core; /* GB/s of a plain reader on one core */
+    int lanes;        /* products that one core's multipliers finish in a cycle */
 };
 
 static int multiply(void *ctx, int64_t n, struct kd_err *err)
@@ -33,7 +40,8 @@ static int multiply(void *ctx, int64_t n, struct kd_err *err)
         if ((d->next + 1) * d->stride > pool_bytes)
             d->next = 0;
         m.data = d->pool + d->next++ * d->stride;
-        if (kd_mat_mul(d->run, &m, d->x, COLS, d->T, d->y, ROWS, err))
+        if (d->int8 ? kd_exl3_mul_int8(d->run, &m, d->x, d->y, err)
+                    : kd_mat_mul(d->run, &m, d->x, COLS, d->T, d->y, ROWS, err))
             return -1;
     }
     return 0;
@@ -64,11 +72,67 @@ static void fill_bf16(struct decode *d)
     }
 }
 
+/* Multiplier operations to get a weight from its code and use it for one token: the state's
+ * product, the sum of its bytes (two steps on AVX2), the value, the product with x; int8 needs no
+ * value. */
+static int operations(const struct decode *d)
+{
+    static const int table[KD_ISA_COUNT][2] = {
+        [KD_ISA_AVX2] = {5, 4}, [KD_ISA_AVX512] = {4, 2}, [KD_ISA_NEON] = {4, 3}};
+    return d->m.type == KD_MAT_EXL3 ? table[d->run->kern->isa][d->int8] : 0;
+}
+
+/* Gweights/s a core that the multipliers allow, 0 when unknown. */
+static double multiplier_bound(const struct decode *d)
+{
+    int n = operations(d);
+    return n ? d->b->ghz * d->lanes / (double)(n - 1 + d->T) : 0;
+}
+
+static void put_one(struct decode *d, const char *name, double rate, const struct kd_series *core,
+                    const struct kd_series *all)
+{
+    const struct kd_bench *b = d->b;
+    double per_weight = (double)kd_mat_bytes(&d->m) / ((double)ROWS * COLS);
+    double speed = kd_series_median(core), bound = d->read_core / per_weight,
+           multipliers = multiplier_bound(d);
+    bool memory = multipliers <= 0 || bound < multipliers;
+
+    bound = memory ? bound : multipliers;
+    kd_jw_open(b->w, NULL, '{');
+    kd_jw_str(b->w, "type", name);
+    if (rate > 0)
+        kd_jw_num(b->w, "rate", rate);
+    kd_jw_int(b->w, "rows", ROWS);
+    kd_jw_int(b->w, "cols", COLS);
+    kd_jw_int(b->w, "tokens", d->T);
+    kd_jw_str(b->w, "activations", d->int8 ? "int8" : "float32");
+    kd_bench_put(b, "gweights_s_core", core);
+    kd_bench_put(b, "gweights_s", all);
+    kd_jw_num(b->w, "gb_s_core", speed * per_weight);
+    kd_jw_num(b->w, "gb_s", kd_series_median(all) * per_weight);
+    kd_jw_num(b->w, "cycles_16_weights", 16 * b->ghz / speed);
+    kd_jw_str(b->w, "bound", memory ? "memory" : "multipliers");
+    kd_jw_num(b->w, "bound_cycles_16_weights", 16 * b->ghz / bound);
+    kd_jw_num(b->w, "bound_share", speed / bound);
+    kd_jw_close(b->w, '}');
+    if (b->screen)
+        printf(
+            "%-5s %6.4g  %s T=%-2lld  %6.2f Gweights/s a core (%.2f to %.2f)  %6.2f in all  %6.2f "
+            "GB/s a core  %5.1f cycles a 16 weights, %3.0f %% of what %s\n",
+            name, rate, d->int8 ? "int8   " : "float32", (long long)d->T, speed, core->v[0],
+            core->v[core->count - 1], kd_series_median(all), speed * per_weight,
+            16 * b->ghz / speed, 100 * speed / bound,
+            memory ? "memory allows" : "the multipliers allow");
+}
+
 static int one(struct decode *d, const char *name, double rate, struct kd_err *err)
 {
     static const int tokens[] = {1, 4, 16};
-    double weights = (double)ROWS * COLS, bytes = (double)kd_mat_bytes(&d->m);
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+    double weights = (double)ROWS * COLS;
+    size_t n = d->int8 ? 1 : sizeof tokens / sizeof *tokens;
+
+    for (size_t i = 0; i < n; i++) {
         struct kd_series core, all;
         d->T = tokens[i];
         d->run = d->b->run;
@@ -77,25 +141,7 @@ static int one(struct decode *d, const char *name, double rate, struct kd_err *e
         d->run = &d->b->one;
         if (kd_bench_series(d->b, multiply, d, weights * 1e-9, &core, err))
             return -1;
-        kd_jw_open(d->b->w, NULL, '{');
-        kd_jw_str(d->b->w, "type", name);
-        if (rate > 0)
-            kd_jw_num(d->b->w, "rate", rate);
-        kd_jw_int(d->b->w, "rows", ROWS);
-        kd_jw_int(d->b->w, "cols", COLS);
-        kd_jw_int(d->b->w, "tokens", tokens[i]);
-        kd_bench_put(d->b, "gweights_s_core", &core);
-        kd_bench_put(d->b, "gweights_s", &all);
-        kd_jw_num(d->b->w, "gb_s_core", kd_series_median(&core) * bytes / weights);
-        kd_jw_num(d->b->w, "gb_s", kd_series_median(&all) * bytes / weights);
-        kd_jw_close(d->b->w, '}');
-        if (d->b->screen)
-            printf(
-                "%-5s %6.4g  T=%-2d  %7.2f Gweights/s a core (%.2f to %.2f)  %7.2f in all  %6.2f "
-                "GB/s a core  %6.2f in all\n",
-                name, rate, tokens[i], kd_series_median(&core), core.v[0], core.v[core.count - 1],
-                kd_series_median(&all), kd_series_median(&core) * bytes / weights,
-                kd_series_median(&all) * bytes / weights);
+        put_one(d, name, rate, &core, &all);
     }
     return 0;
 }
@@ -114,7 +160,41 @@ static int exl3(struct decode *d, unsigned sixteenths, struct kd_err *err)
                            .rate = rate,
                            .cb = KD_CB_MUL1};
     d->stride = (int64_t)(ROWS / 16) * (COLS / 16) * kd_rate_tile_bytes(rate);
-    return one(d, "EXL3", (double)sixteenths / 16, err);
+    int rc = one(d, "EXL3", (double)sixteenths / 16, err);
+    d->int8 = true;
+    if (!rc)
+        rc = one(d, "EXL3", (double)sixteenths / 16, err);
+    d->int8 = false;
+    return rc;
+}
+
+/* Lanes of multipliers, from products of floats that stay in the nearest cache: ports are as wide
+ * as powers of two, and this product reaches over half of what they give. In bursts so short that
+ * some are not interrupted. */
+static void multipliers(struct decode *d)
+{
+    enum { R = 16, K = 256, T = 16, CALLS = 4, BURSTS = 2000 };
+    const struct kd_bench *b = d->b;
+    double best = 0;
+
+    for (int i = 0; i < BURSTS; i++) {
+        double start = kd_clock_s();
+        for (int j = 0; j < CALLS; j++)
+            b->run->kern->mm_f32(d->x, K, R, K, d->x + R * K, K, T, d->y, R);
+        double rate = (double)CALLS * R * K * T / (kd_clock_s() - start) * 1e-9;
+        best = rate > best ? rate : best;
+    }
+    d->lanes = 1;
+    while (d->lanes * b->ghz < best * 0.95)
+        d->lanes *= 2;
+    kd_jw_open(b->w, NULL, '{');
+    kd_jw_str(b->w, "type", "float32 products in cache");
+    kd_jw_num(b->w, "gproducts_s_core", best);
+    kd_jw_int(b->w, "lanes_a_cycle", d->lanes);
+    kd_jw_close(b->w, '}');
+    if (b->screen)
+        printf("products in cache: %.1f G/s a core, so %d lanes a cycle at %.2f GHz\n", best,
+               d->lanes, b->ghz);
 }
 
 /* A plain reader: every 64-bit word once, in pieces for the pool. */
@@ -165,6 +245,7 @@ static int memory(struct decode *d, struct kd_err *err)
     kd_mem_free(r);
     if (rc)
         return -1;
+    d->read_core = kd_series_median(&core);
     kd_jw_open(b->w, NULL, '{');
     kd_jw_str(b->w, "type", "memory read");
     kd_bench_put(b, "gb_s_core", &core);
@@ -190,6 +271,7 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err)
     if (!rc) {
         fill(&d);
         rc = memory(&d, err);
+        multipliers(&d);
     }
     for (int i = 0; !rc && rates[i]; i++)
         rc = exl3(&d, rates[i], err);

@@ -144,7 +144,11 @@ const struct kd_cmd kd_cmd_bench = {
     .details =
         "Every figure is measured five times; the median, the lowest and the highest are "
         "given. Decoding streams its matrices from 256 MB of memory, and the rate of a plain "
-        "reader stands beside it as the limit of this machine in the same run.\n\n"
+        "reader stands beside it as the limit of this machine in the same run. Products with EXL3 "
+        "codes "
+        "are also set against the multipliers: the operations that a weight takes, over the lanes "
+        "a "
+        "cycle that were measured.\n\n"
         "serve opens a server on a free port and is its client: a prompt of --prompt tokens, new "
         "and "
         "seen before (ttft, warm: seconds to the end of an answer of one token); one answer "

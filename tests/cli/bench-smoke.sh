@@ -31,6 +31,10 @@ awk '$1 == "\"mse\":" { n++; v[n] = $2 + 0 } END { exit !(n == 2 && v[1] > 0.06 
 [ "$(grep '"mse"' "$tmp/encode")" = "$(grep '"mse"' "$tmp/one")" ] || fail "threads change the error"
 has "$tmp/decode" 'memory read'
 positive "$tmp/decode" gb_s
+has "$tmp/decode" '"activations": "int8"'
+for key in lanes_a_cycle cycles_16_weights bound_cycles_16_weights bound_share; do
+    positive "$tmp/decode" $key
+done
 positive "$tmp/forward" peak_memory_bytes
 "$KONDENSE" bench encode --rate 2 --tiles 4 --seconds 0.001 | grep -q 'tiles/s a core' || fail "no screen"
 bad() { local rc=0; "$KONDENSE" bench "$@" >/dev/null 2>&1 || rc=$?; [ $rc = 2 ] || fail "bench $*: exit $rc"; }
