@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cmd/cmd.h"
+#include "fmt/gguf.h"
 #include "gate/endpoint.h"
 #include "gate/report.h"
 
@@ -133,7 +134,7 @@ static const struct kd_opt opts[] = {
     {.name = "no-verdict",
      .type = KD_OPT_FLAG,
      .out = &o.no_verdict,
-     .help = "leave DST/kondense.json as it is"},
+     .help = "leave DST/kondense.json as it is (a GGUF has none)"},
     KD_OPT_ROW_THREADS(&o.threads),
     {0},
 };
@@ -173,7 +174,8 @@ static void note_verdict(const struct kd_check *c, const struct kd_verdict *v, c
     bool same = a && b && !strcmp(a, b);
     free(a);
     free(b);
-    if (!o.no_verdict && !same && kd_verdict_write(v, c, dst, &err))
+    /* A GGUF has no receipt beside it: its folder may hold several. */
+    if (!o.no_verdict && !same && !kd_gguf_is(dst) && kd_verdict_write(v, c, dst, &err))
         kd_log(KD_LOG_WARN, "check", "msg=\"the verdict was not written\" reason=\"%s\"", err.msg);
 }
 

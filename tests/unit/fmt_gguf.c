@@ -151,6 +151,32 @@ static void same_head(void **state)
     }
 }
 
+/* The example of docs/formats/gguf.md. */
+static void golden_bytes(void **state)
+{
+    static const uint8_t golden[96] = {
+        'G', 'G', 'U', 'F', 3, 0, 0, 0, 1,   0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    0,    0, 0, 0, 0,
+        1,   0,   0,   0,   0, 0, 0, 0, 'x', 1, 0, 0, 0, 2, 0, 0, 0, 0, 0,    0,    0, 0, 0, 0,
+        0,   0,   0,   0,   0, 0, 0, 0, 0,   0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 0x3f, 0, 0, 0, 0x40};
+    static const int64_t two[1] = {2};
+    struct kd_gguf_plan p;
+    struct kd_buf b;
+    struct kd_gguf g;
+    (void)state;
+    kd_gguf_plan_init(&p);
+    kd_buf_init(&b, 100);
+    assert_int_equal(kd_gguf_plan_tensor(&p, "x", KD_GT_F32, 1, two, NULL, &err), 0);
+    assert_int_equal(kd_gguf_plan_head(&p, &b, &err), 0);
+    assert_int_equal(kd_gguf_plan_file_bytes(&p), sizeof golden);
+    assert_int_equal(b.size_bytes, 64);
+    assert_memory_equal(b.data, golden, 64);
+    assert_int_equal(kd_gguf_parse(&g, golden, 96, 96, "f", NULL, &err), 0);
+    assert_memory_equal(golden + g.data_offset + g.tensors[0].offset, "\0\0\x80\x3f", 4);
+    kd_gguf_release(&g);
+    kd_buf_release(&b);
+    kd_gguf_plan_release(&p);
+}
+
 static void refused_size(void **state)
 {
     struct kd_buf b;
@@ -281,9 +307,10 @@ static void sets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(values),       cmocka_unit_test(same_head), cmocka_unit_test(refused_size),
-        cmocka_unit_test(plans_refuse), cmocka_unit_test(types),     cmocka_unit_test(split_names),
-        cmocka_unit_test(sets),
+        cmocka_unit_test(values),       cmocka_unit_test(same_head),
+        cmocka_unit_test(refused_size), cmocka_unit_test(golden_bytes),
+        cmocka_unit_test(plans_refuse), cmocka_unit_test(types),
+        cmocka_unit_test(split_names),  cmocka_unit_test(sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
