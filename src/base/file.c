@@ -50,6 +50,34 @@ void kd_map_release(struct kd_map *m)
     memset(m, 0, sizeof *m);
 }
 
+int kd_map_close(struct kd_map *m, struct kd_err *err)
+{
+    if (m->size_bytes &&
+        mmap((void *)(uintptr_t)m->data, (size_t)m->size_bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return kd_fail_sys(err, "cannot close a map of %lld bytes", (long long)m->size_bytes);
+    return 0;
+}
+
+int kd_map_refill(struct kd_map *m, const char *path, struct kd_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return kd_fail_sys(err, "cannot open '%s'", path);
+    struct stat st;
+    int rc = 0;
+    if (fstat(fd, &st))
+        rc = kd_fail_sys(err, "cannot read the size of '%s'", path);
+    else if (st.st_size != m->size_bytes)
+        rc = kd_fail(err, KD_ECORRUPT, "'%s' has %lld bytes, not %lld", path, (long long)st.st_size,
+                     (long long)m->size_bytes);
+    else if (m->size_bytes && mmap((void *)(uintptr_t)m->data, (size_t)m->size_bytes, PROT_READ,
+                                   MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+        rc = kd_fail_sys(err, "cannot map '%s' (%lld bytes)", path, (long long)m->size_bytes);
+    close(fd);
+    return rc;
+}
+
 void kd_map_forget(const void *data, int64_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

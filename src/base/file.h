@@ -18,6 +18,10 @@ struct kd_map {
 };
 int kd_file_map(struct kd_map *m, const char *path, struct kd_err *err) KD_MUST;
 void kd_map_release(struct kd_map *m);
+/* Closes a map's bytes (touching one crashes) while it keeps its addresses; kd_map_refill puts a
+ * file of its size there. */
+int kd_map_close(struct kd_map *m, struct kd_err *err) KD_MUST;
+int kd_map_refill(struct kd_map *m, const char *path, struct kd_err *err) KD_MUST;
 /* Tells the kernel that a range of a map will not be needed soon (its clean pages may go). */
 void kd_map_forget(const void *data, int64_t bytes);
 

@@ -38,6 +38,7 @@ struct kd_job {
     const struct kd_ckpt *ck;
     struct kd_k3_cfg cfg;
     const struct kd_corpus *text;
+    const char *source_final; /* what the receipt says of the source, or NULL: as in the settings */
     struct kd_convert_settings set;
     struct kd_recipe recipe;
     struct kd_rates rates;
@@ -57,6 +58,7 @@ struct kd_job {
     int64_t tiles_total, tiles_done;
     bool finished; /* all of it was there when it was opened; nothing is left to do */
     bool swept;    /* finished, and its work folder was still there */
+    bool by_layer; /* only the shards of the layer at hand are there (convert/window.h) */
     bool stream_known[KD_K3_LAYERS_MAX + 1]; /* made or checked by this process */
 };
 
@@ -84,9 +86,11 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count);
 /* Free disk that the rest needs. */
 int64_t kd_job_disk_bytes(const struct kd_job *j);
 /* "sources": names, sizes and SHA-256 of the shards and config; reads every byte once, and asks
- * `stopped` between shards. */
+ * `stopped` between shards. `digests` (or NULL): those of the shards, by their number, known
+ * without reading; "" for one that is not known yet and stands as null until the receipt. */
 int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
-                       bool (*stopped)(void), struct kd_err *err) KD_MUST;
+                       const char (*digests)[65], bool (*stopped)(void),
+                       struct kd_err *err) KD_MUST;
 
 /* Used among this folder's files. */
 int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
@@ -101,8 +105,9 @@ int kd_job_stop_check(const struct kd_job *j, struct kd_err *err) KD_MUST;
  * here, also where it is in a tensor that stays as stored. `what` names them. */
 int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err) KD_MUST;
 /* An error that names the tensor: a NaN or infinite value in what is kept as stored or in lm_head,
- * or a scale of MXFP4 that is NaN. Reads those tensors once. */
-int kd_job_sound(const struct kd_job *j, struct kd_err *err) KD_MUST;
+ * or a scale of MXFP4 that is NaN. Reads those tensors once: of one shard of the plan, or of all
+ * (-1). */
+int kd_job_sound(const struct kd_job *j, int64_t shard, struct kd_err *err) KD_MUST;
 /* Units of a shard that an earlier run left: each is read; a damaged one is set aside under another
  * name, said in the log, and so made again. */
 int kd_job_mend(const struct kd_job *j, int32_t shard, struct kd_err *err) KD_MUST;

@@ -374,6 +374,8 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
                        (long long)kd_k3_banks(&j->cfg), KD_LAYER_BANKS_MAX);
     int rc = kd_job_path(j, dir, sizeof dir, err, "%03lld", (long long)layer) ||
              kd_dir_make(dir, err) || kd_job_mend(j, (int32_t)layer, err);
+    if (!rc && j->by_layer)
+        rc = kd_job_sound(j, layer, err);
     if (!rc)
         rc = work_open(j, &w, layer, err);
     else

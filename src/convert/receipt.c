@@ -419,6 +419,17 @@ static void write_padding(const struct kd_job *j, struct kd_jw *w)
     kd_jw_close(w, ']');
 }
 
+/* Digests that were not known when the settings were written. */
+static int final_source(const struct kd_job *j, struct kd_json *set, struct kd_err *err)
+{
+    struct kd_json *source;
+    if (!j->source_final)
+        return 0;
+    if (kd_json_parse(&source, j->source_final, strlen(j->source_final), "source", err))
+        return -1;
+    return kd_json_set(set, "source", source) ? kd_fail(err, KD_ENOMEM, "kondense.json") : 0;
+}
+
 static int write_receipt(const struct kd_job *j, struct kd_err *err)
 {
     struct sink s;
@@ -429,7 +440,7 @@ static int write_receipt(const struct kd_job *j, struct kd_err *err)
     int rc = kd_job_path(j, path, sizeof path, err, "settings.json") ||
              kd_file_read(&settings, path, 1 << 26, err) ||
              kd_json_parse(&set, settings.data, settings.size_bytes, path, err) ||
-             sink_open(&s, j, "kondense.json", err);
+             final_source(j, set, err) || sink_open(&s, j, "kondense.json", err);
     kd_buf_release(&settings);
     if (rc) {
         kd_json_free(set);

@@ -58,7 +58,7 @@ int kd_job_start(struct kd_job *j, struct kd_err *err)
     /* A later stream means that this one was made and maybe dropped. */
     if (j->finished)
         return 0;
-    if (kd_job_sound(j, err))
+    if (kd_job_sound(j, j->by_layer ? j->cfg.layers : -1, err))
         return -1;
     if (kd_file_exists(path) || kd_job_shard_done(j, 0))
         return 0;

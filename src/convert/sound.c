@@ -12,6 +12,7 @@ enum { E8M0_NAN = 255 };
 struct scan {
     const struct kd_job *j;
     _Atomic int64_t first; /* lowest entry of the plan with a bad value */
+    int64_t begin;         /* entry that item 0 is */
 };
 
 /* Offset of the first element whose exponent is all ones, or -1. */
@@ -67,9 +68,10 @@ static bool looked_at(const struct kd_job *j, const struct kd_out_tensor *t)
            (!t->quantized || (t->expert < 0 && t->layer < 0));
 }
 
-static void scan_one(void *ctx, int64_t i, int worker)
+static void scan_one(void *ctx, int64_t item, int worker)
 {
     struct scan *s = ctx;
+    int64_t i = s->begin + item;
     const struct kd_out_tensor *t = &s->j->rates.t[i];
     (void)worker;
     if (!looked_at(s->j, t) || i > atomic_load(&s->first))
@@ -81,11 +83,16 @@ static void scan_one(void *ctx, int64_t i, int worker)
     kd_map_forget(t->src->data, t->src->bytes);
 }
 
-int kd_job_sound(const struct kd_job *j, struct kd_err *err)
+int kd_job_sound(const struct kd_job *j, int64_t shard, struct kd_err *err)
 {
     struct scan s = {.j = j};
+    int64_t end = j->rates.count;
+    if (shard >= 0) {
+        s.begin = j->rates.shard_first[shard];
+        end = j->rates.shard_first[shard + 1];
+    }
     atomic_init(&s.first, j->rates.count);
-    kd_pool_run(j->run->pool, j->rates.count, scan_one, &s);
+    kd_pool_run(j->run->pool, end - s.begin, scan_one, &s);
     int64_t i = atomic_load(&s.first);
     if (i == j->rates.count)
         return 0;

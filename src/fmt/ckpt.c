@@ -1,5 +1,6 @@
 #include "fmt/ckpt.h"
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/show.h"
 #include "fmt/gguf.h"
@@ -17,6 +18,7 @@ enum { CONFIG_MAX = 16 << 20 };
 struct shard {
     char *name;
     struct kd_map map;
+    uint64_t head_hash; /* once dropped: of the head that its file must have */
     bool present;
 };
 
@@ -455,6 +457,41 @@ bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard)
 const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck)
 {
     return ck->gguf.part_count ? &ck->gguf : NULL;
+}
+
+/* Hash of a safetensors file's head, which was checked when it was opened. */
+static int head_hash(const struct kd_map *m, uint64_t *hash, struct kd_err *err)
+{
+    uint64_t n = 0;
+    for (int i = 7; i >= 0 && m->size_bytes >= 8; i--)
+        n = n << 8 | m->data[i];
+    if (m->size_bytes < 8 || n > (uint64_t)m->size_bytes - 8)
+        return kd_fail(err, KD_ECORRUPT, "its head is longer than the file");
+    *hash = kd_xxh64(m->data, (size_t)n + 8, 1);
+    return 0;
+}
+
+int kd_ckpt_shard_drop(struct kd_ckpt *ck, int shard, struct kd_err *err)
+{
+    struct shard *sh = &ck->shards[shard];
+    if (!sh->map.data)
+        return kd_fail(err, KD_EINVAL, "%s: not a shard that comes and goes", sh->name);
+    if (!sh->head_hash && head_hash(&sh->map, &sh->head_hash, err))
+        return kd_wrap(err, "%s", sh->name);
+    return kd_map_close(&sh->map, err);
+}
+
+int kd_ckpt_shard_load(struct kd_ckpt *ck, int shard, const char *path, struct kd_err *err)
+{
+    struct shard *sh = &ck->shards[shard];
+    uint64_t hash = 0;
+    if (kd_map_refill(&sh->map, path, err))
+        return -1;
+    if (head_hash(&sh->map, &hash, err))
+        return kd_wrap(err, "%s", path);
+    if (hash != sh->head_hash)
+        return kd_fail(err, KD_ECORRUPT, "'%s' has another head than it had before", path);
+    return 0;
 }
 
 int64_t kd_ckpt_index_total(const struct kd_ckpt *ck)

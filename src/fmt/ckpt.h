@@ -78,6 +78,12 @@ bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard);
 const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck);
 /* metadata.total_size of the index, or -1 without an index. */
 int64_t kd_ckpt_index_total(const struct kd_ckpt *ck);
+/* For a source of which only a few shards are there at a time: the folder holds each shard's head
+ * and a hole of its size. _drop closes a shard's bytes: touching one is a crash, not a zero. _load
+ * puts the file at `path` in the shard's place, which must be of its size and have its very head;
+ * tensors keep their pointers. Not while another thread uses the shard. */
+int kd_ckpt_shard_load(struct kd_ckpt *ck, int shard, const char *path, struct kd_err *err) KD_MUST;
+int kd_ckpt_shard_drop(struct kd_ckpt *ck, int shard, struct kd_err *err) KD_MUST;
 /* The pages of these tensors' bytes may leave memory (they are clean). */
 void kd_ckpt_forget(const struct kd_ckpt *ck, const struct kd_tensor *t);
 

@@ -3,13 +3,14 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "gate/ref.h"
+#include "gate/rows.h"
 #include "gate/side.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { SAMPLES = 2048, LOGIT_BYTES = 32 << 20 };
+enum { LOGIT_BYTES = 32 << 20 };
 
 /* What is at hand during a run. */
 struct work {
@@ -66,25 +67,11 @@ static int same_shape(const struct kd_k3_cfg *a, const struct kd_k3_cfg *b, stru
                    (long long)a->experts, (long long)b->experts);
 }
 
-/* Rows of the text, and which of its tokens are special, by the tokenizer in `dir`. */
 static int load_text(struct work *w, const char *dir, int64_t rows, int64_t cols,
                      struct kd_err *err)
 {
-    struct kd_tok *tok;
-    if (kd_tok_open(&tok, dir, err))
-        return -1;
-    int rc = kd_corpus_load(&w->text, tok, w->plan->text, rows, cols, err);
-    int64_t n = rc ? 0 : w->text.rows * w->text.cols;
-    if (!rc)
-        rc = kd_mem_new(&w->special, n, 1, "special tokens", err);
-    for (int64_t i = 0; i < n && !rc; i++) {
-        w->special[i] = kd_tok_is_special(tok, w->text.ids[i]);
-        if (w->text.ids[i] >= w->dst.cfg.vocab)
-            rc = kd_fail(err, KD_EINVAL, "%s: token %d lies outside the model's vocabulary of %lld",
-                         w->plan->text, w->text.ids[i], (long long)w->dst.cfg.vocab);
-    }
-    kd_tok_close(tok);
-    return rc;
+    return kd_check_rows(&w->text, &w->special, w->plan->text, dir, rows, cols, w->dst.cfg.vocab,
+                         err);
 }
 
 static int refuse_other_text(const struct work *w, struct kd_err *err)
@@ -206,9 +193,7 @@ static int begin(struct work *w, struct kd_err *err)
         return -1;
     c->has_text = true;
     c->tokens = c->rows * c->cols;
-    c->stream_samples = p->ref_in             ? w->ref.head->samples
-                        : c->tokens < SAMPLES ? c->tokens
-                                              : SAMPLES;
+    c->stream_samples = p->ref_in ? w->ref.head->samples : kd_check_samples(c->tokens);
     c->layer_count = w->dst.cfg.layers;
     if (kd_mem_zero(&c->layer, c->layer_count, sizeof *c->layer, "layers", err) ||
         kd_mem_new(&w->pos, c->tokens, sizeof *w->pos, "positions", err) ||
@@ -224,7 +209,7 @@ static int begin(struct work *w, struct kd_err *err)
 
 static const float *sample_row(const struct work *w, const float *stream, int64_t i)
 {
-    return stream + i * w->c->tokens / w->c->stream_samples * w->dst.cfg.hidden;
+    return stream + kd_check_sample(w->c->tokens, w->c->stream_samples, i) * w->dst.cfg.hidden;
 }
 
 /* |p_dst - p_src| / |p_src|; src holds the samples alone. */

@@ -9,16 +9,34 @@
 
 enum { BLOCK_TOKENS = 2048 }; /* a multiple of the KDA chunk */
 
+static int look(struct kd_side *s, struct kd_err *err)
+{
+    return kd_k3_cfg_parse(&s->cfg, kd_ckpt_config(s->ck), NULL, err) ||
+                   kd_k3_cfg_check(&s->cfg, kd_ckpt_config(s->ck), err) ||
+                   kd_k3_ends_load(&s->ends, &s->cfg, s->ck, err) ||
+                   kd_k3_store_open(&s->store, &s->cfg, s->ck, NULL, err)
+               ? -1
+               : 0;
+}
+
 int kd_side_open(struct kd_side *s, const char *dir, struct kd_err *err)
 {
     memset(s, 0, sizeof *s);
-    if (kd_ckpt_open(&s->ck, dir, false, err) ||
-        kd_k3_cfg_parse(&s->cfg, kd_ckpt_config(s->ck), NULL, err) ||
-        kd_k3_cfg_check(&s->cfg, kd_ckpt_config(s->ck), err) ||
-        kd_k3_ends_load(&s->ends, &s->cfg, s->ck, err) ||
-        kd_k3_store_open(&s->store, &s->cfg, s->ck, NULL, err)) {
+    if (kd_ckpt_open(&s->ck, dir, false, err) || look(s, err)) {
         kd_side_close(s);
         return kd_wrap(err, "%s", dir);
+    }
+    return 0;
+}
+
+int kd_side_take(struct kd_side *s, struct kd_ckpt *ck, struct kd_err *err)
+{
+    memset(s, 0, sizeof *s);
+    s->ck = ck;
+    s->borrowed = true;
+    if (look(s, err)) {
+        kd_side_close(s);
+        return -1;
     }
     return 0;
 }
@@ -33,7 +51,7 @@ void kd_side_close(struct kd_side *s)
     kd_mem_free(s->memory);
     kd_mem_free(s->ids);
     kd_mem_free(s->margin);
-    if (s->ck)
+    if (s->ck && !s->borrowed)
         kd_ckpt_close(s->ck);
     memset(s, 0, sizeof *s);
 }

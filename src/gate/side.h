@@ -8,6 +8,7 @@
 
 struct kd_side {
     struct kd_ckpt *ck;
+    bool borrowed; /* ck is somebody else's */
     struct kd_k3_cfg cfg;
     struct kd_store *store;
     struct kd_k3_ends ends;
@@ -22,6 +23,8 @@ struct kd_side {
 };
 
 int kd_side_open(struct kd_side *s, const char *dir, struct kd_err *err) KD_MUST;
+/* The same over a checkpoint that is open and stays its owner's. */
+int kd_side_take(struct kd_side *s, struct kd_ckpt *ck, struct kd_err *err) KD_MUST;
 /* Makes room for the streams (work: a folder, or NULL for memory) and embeds all rows. name tells
  * the work files of two sides apart. */
 int kd_side_begin(struct kd_side *s, const struct kd_run *run, const int32_t *ids, int64_t rows,

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -84,43 +85,42 @@ static int see(void *ctx, const struct kd_journal_line *l, struct kd_err *err)
     return 0;
 }
 
-/* XXH3 of a piece on disk; -1 when it cannot be read whole. */
-static int hash_piece(int fd, int64_t begin, int64_t bytes, char *room, uint64_t *xxh)
+/* XXH3 of a piece on disk; -1 when it cannot be read whole. Through a map: pieces may be large, and
+ * their pages are in the cache. */
+static int hash_piece(int fd, int64_t begin, int64_t bytes, uint64_t *xxh)
 {
-    for (int64_t at = 0; at < bytes;) {
-        ssize_t n = pread(fd, room + at, (size_t)(bytes - at), begin + at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return -1;
-        at += n;
-    }
-    *xxh = kd_xxh64(room, (size_t)bytes, 0);
+    struct stat st;
+    int64_t page = begin % sysconf(_SC_PAGESIZE);
+    if (fstat(fd, &st) || st.st_size < begin + bytes)
+        return -1;
+    void *at = mmap(NULL, (size_t)(bytes + page), PROT_READ, MAP_SHARED, fd, begin - page);
+    if (at == MAP_FAILED)
+        return -1;
+    *xxh = kd_xxh64((const char *)at + page, (size_t)bytes, 0);
+    munmap(at, (size_t)(bytes + page));
     return 0;
 }
 
 /* Pieces of an unfinished file that are what the journal says. */
 static int look_at_part(struct kd_fetch *f, struct kd_fetch_item *t, struct kd_err *err)
 {
-    char *room = NULL;
     int fd = open(t->part, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         memset(t->have, 0, (size_t)t->pieces);
         return 0;
     }
-    int rc = kd_mem_new(&room, f->o.piece_bytes, 1, "piece", err);
+    int rc = 0;
     for (int64_t i = 0; i < t->pieces && !rc; i++) {
         uint64_t xxh;
         int64_t bytes = piece_size(f, t, i);
-        bool sound = t->have[i] && !hash_piece(fd, i * f->o.piece_bytes, bytes, room, &xxh) &&
-                     xxh == t->xxh[i];
+        bool sound =
+            t->have[i] && !hash_piece(fd, i * f->o.piece_bytes, bytes, &xxh) && xxh == t->xxh[i];
         t->have[i] = sound ? 2 : 0;
         t->pub.had_bytes += sound ? bytes : 0;
         t->left -= sound;
         if (f->o.stopped && f->o.stopped())
             rc = kd_fail(err, KD_ECANCEL, "stopped");
     }
-    kd_mem_free(room);
     close(fd);
     if (t->pub.had_bytes)
         t->pub.state = KD_FETCH_PARTLY;
@@ -262,20 +262,14 @@ static int piece_done(struct kd_fetch_piece *p, struct kd_err *err)
     struct kd_journal_line line = {
         .kind = KD_JOURNAL_SPAN, .name = t->pub.name, .begin = p->begin, .bytes = p->bytes};
     const char *tag = kd_source_tag(f->s, t->pub.file);
-    char *room;
     if (*tag)
         line.tag = kd_fnv64(tag);
     if (t->pub.had_bytes && t->tag && line.tag && t->tag != line.tag)
         return kd_fail(err, KD_EREMOTE,
                        "'%s' changed at its source since it was begun: remove '%s' and run again",
                        t->pub.name, t->part);
-    if (kd_mem_new(&room, p->bytes, 1, "piece", err))
-        return -1;
-    if (hash_piece(t->fd, p->begin, p->bytes, room, &line.xxh)) {
-        kd_mem_free(room);
+    if (hash_piece(t->fd, p->begin, p->bytes, &line.xxh))
         return kd_fail(err, KD_EIO, "cannot read '%s' back", t->part);
-    }
-    kd_mem_free(room);
     pthread_mutex_lock(&f->mutex);
     kd_journal_add(&f->journal, &line);
     int rc = kd_journal_write(&f->journal, err);
