@@ -19,6 +19,8 @@
     X(serve)                                                                                       \
     X(check)                                                                                       \
     X(convert)                                                                                     \
+    X(farm)                                                                                        \
+    X(worker)                                                                                      \
     X(mix)                                                                                         \
     X(synth)                                                                                       \
     X(bench)

@@ -162,7 +162,7 @@ static int describe(struct kd_farm *f, const struct kd_grant *g, struct kd_wire_
     struct kd_farm_task t;
     struct kd_buf b;
     bool wanted;
-    if (f->layer->plan(f->layer->ctx, g->expert, &t, &wanted, err))
+    if (kd_farm_plan(f, g->expert, &t, &wanted, err))
         return -1;
     struct kd_slot *s = &f->slot[g->expert];
     pthread_mutex_lock(&f->lock);
@@ -202,6 +202,7 @@ static int claim_jobs(struct kd_farm *f, const char *id, const struct kd_json *o
         return -1;
     if (strlen(token) > 64 || strlen(incarnation) > 64)
         return kd_fail(err, KD_EINVAL, "a token that is too long");
+    c->drain = f->finished;
     if (!f->layer || !f->z.data)
         return 0;
     c->wait_for_disk = !kd_farm_disk_ok(f);
@@ -378,7 +379,7 @@ static int64_t send_blob(struct kd_farm *f, struct kd_req *r, const char *sha, i
         return 0;
     }
     kd_buf_init(&b, 0);
-    if (f->layer->plan(f->layer->ctx, e, &t, &wanted, &err) || kd_wire_weights_put(&b, &t, &err))
+    if (kd_farm_plan(f, e, &t, &wanted, &err) || kd_wire_weights_put(&b, &t, &err))
         refuse_err(r, &err);
     else
         send_part(r, (const uint8_t *)b.data, (int64_t)b.size_bytes, part);
@@ -456,7 +457,7 @@ static int take_unit(struct kd_farm *f, struct kd_req *r, const char *id,
     double proxy = 0;
     int rc;
     const char *data = kd_req_body(r, &bytes);
-    if (f->layer->plan(f->layer->ctx, p->expert, &t, &wanted, err))
+    if (kd_farm_plan(f, p->expert, &t, &wanted, err))
         return -1;
     if (examine(f, p, &t, data, bytes, &proxy, err)) {
         struct kd_err more;
@@ -586,7 +587,7 @@ int kd_coord_layer(struct kd_farm *f, struct kd_err *err)
         blob_of(&f->z, in->z, in->T * in->latent * 2, err))
         return -1;
     for (int64_t e = 0; e < f->layer->experts && !wanted; e++)
-        if (f->layer->plan(f->layer->ctx, e, &t, &wanted, err))
+        if (kd_farm_plan(f, e, &t, &wanted, err))
             return -1;
     f->wire = (struct kd_wire_layer){.layer = f->layer->layer,
                                      .experts = f->layer->experts,

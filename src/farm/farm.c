@@ -27,6 +27,15 @@ void kd_farm_fatal(struct kd_farm *f, const struct kd_err *err)
     pthread_mutex_unlock(&f->lock);
 }
 
+int kd_farm_plan(struct kd_farm *f, int64_t e, struct kd_farm_task *t, bool *wanted,
+                 struct kd_err *err)
+{
+    pthread_mutex_lock(&f->plan_lock);
+    int rc = f->layer->plan(f->layer->ctx, e, t, wanted, err);
+    pthread_mutex_unlock(&f->plan_lock);
+    return rc;
+}
+
 static int stop_check(struct kd_farm *f, struct kd_err *err)
 {
     pthread_mutex_lock(&f->lock);
@@ -164,6 +173,7 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
     f->o.sample_every = o->sample_every > 0 ? o->sample_every : SAMPLE_EVERY;
     pthread_mutex_init(&f->ledger_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
+    pthread_mutex_init(&f->plan_lock, NULL);
     pthread_cond_init(&f->changed, NULL);
     pthread_rwlock_init(&f->layer_lock, NULL);
     int rc = kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
@@ -181,11 +191,37 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
     return 0;
 }
 
+/* The run is over: workers hear it at their next call, and are given a few seconds to say goodbye.
+ */
+static void dismiss(struct kd_farm *f)
+{
+    struct kd_farm_status s;
+    struct kd_err err;
+    f->finished = true;
+    for (int i = 0; i < 30; i++) {
+        int64_t left = 0;
+        int rc;
+        KD_WITH_LEDGER(f, rc, kd_ledger_status(&f->ledger, 0, &s, &err));
+        if (rc)
+            return;
+        for (int64_t k = 0; k < s.worker_count; k++)
+            left += strcmp(s.workers[k].card.id, local) != 0 &&
+                    strcmp(s.workers[k].state, "GONE") != 0 &&
+                    s.now - s.workers[k].last_seen < f->ledger.rules.lease_s;
+        kd_farm_status_release(&s);
+        if (!left)
+            return;
+        usleep(100000);
+    }
+}
+
 void kd_farm_close(struct kd_farm *f, const char *state)
 {
     struct kd_err err;
     if (!f)
         return;
+    if (f->srv && state && !strcmp(state, "done"))
+        dismiss(f);
     f->over = true;
     if (f->reaping)
         pthread_join(f->reaper, NULL);
@@ -196,6 +232,7 @@ void kd_farm_close(struct kd_farm *f, const char *state)
     pthread_rwlock_destroy(&f->layer_lock);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->lock);
+    pthread_mutex_destroy(&f->plan_lock);
     pthread_mutex_destroy(&f->ledger_lock);
     kd_mem_free(f);
 }
@@ -210,10 +247,11 @@ static int look_at_disk(struct kd_farm *f, struct kd_job_plan *plan, struct kd_e
         struct kd_err why;
         bool wanted;
         plan[e].cost = -1;
-        if (l->plan(l->ctx, e, &t, &wanted, err))
+        if (kd_farm_plan(f, e, &t, &wanted, err))
             return -1;
         if (!wanted)
             continue;
+        memcpy(f->disk_path, t.path, sizeof t.path);
         plan[e].cost = (double)(t.w1.rows * t.w1.cols * 3);
         plan[e].bytes = kd_farm_unit_bytes(&t);
         if (plan[e].bytes > f->unit_bytes_max)
@@ -251,7 +289,6 @@ static int open_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct k
     rc = kd_mem_zero(&f->slot, l->experts, sizeof *f->slot, "experts", err) ||
          kd_mem_zero(&plan, l->experts, sizeof *plan, "expert plan", err) ||
          look_at_disk(f, plan, err);
-    f->disk_need_bytes = f->left * f->unit_bytes_max;
     do
         if (!rc)
             KD_WITH_LEDGER(f, rc, kd_ledger_settle(&f->ledger, l->layer, plan, l->experts, err));
@@ -294,7 +331,7 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
     bool wanted;
     enum kd_store what;
     double began = kd_clock_s();
-    if (f->layer->plan(f->layer->ctx, e, &t, &wanted, err))
+    if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
     if (kd_farm_encode(f->o.run, f->layer->in, &t, &unit, err))
         return kd_wrap(err, "expert %lld", (long long)e);

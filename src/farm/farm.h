@@ -39,7 +39,8 @@ struct kd_farm_layer {
     int64_t layer, experts;
     const struct kd_layer_inputs *in;
     void *ctx;
-    /* Expert e's work, or *wanted = false when it stays as stored. Any thread may call. */
+    /* Expert e's work, or *wanted = false when it stays as stored. Asked from several
+     * threads, one at a time. */
     int (*plan)(void *ctx, int64_t e, struct kd_farm_task *t, bool *wanted, struct kd_err *err);
     /* The expert's unit is there; called once for each, by the thread in kd_farm_layer. */
     void (*done)(void *ctx, int64_t e);

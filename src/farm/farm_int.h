@@ -40,6 +40,7 @@ struct kd_farm {
     struct kd_ledger ledger;
     pthread_mutex_t ledger_lock; /* of ledger */
     pthread_mutex_t lock;        /* of slots, and of fatal */
+    pthread_mutex_t plan_lock;   /* the layer's plan is asked by one thread at a time */
     pthread_cond_t changed;
     pthread_rwlock_t layer_lock; /* held for reading by handlers, for writing to open and close */
     const struct kd_farm_layer *layer;
@@ -50,8 +51,9 @@ struct kd_farm {
     bool holds;
     struct kd_err fatal;
     bool failed;
-    int64_t unit_bytes_max, disk_need_bytes;
+    int64_t unit_bytes_max;
     double disk_said;
+    char disk_path[4096]; /* of some unit: where the room is needed */
     /* workers */
     const char *hosts[KD_HOME_NAMES_MAX];
     struct kd_srv *srv;
@@ -60,7 +62,7 @@ struct kd_farm {
     struct kd_wire_layer wire;
     pthread_t reaper;
     bool reaping;
-    atomic_bool over;
+    atomic_bool over, finished; /* finished: workers are told to leave */
 };
 
 /* A ledger call under its lock. */
@@ -71,6 +73,8 @@ struct kd_farm {
         pthread_mutex_unlock(&(f)->ledger_lock);                                                   \
     } while (0)
 
+int kd_farm_plan(struct kd_farm *f, int64_t e, struct kd_farm_task *t, bool *wanted,
+                 struct kd_err *err) KD_MUST;
 /* Ends the run: the loop returns this error. */
 void kd_farm_fatal(struct kd_farm *f, const struct kd_err *err);
 

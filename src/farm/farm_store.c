@@ -115,14 +115,9 @@ int kd_farm_catch_up(struct kd_farm *f, struct kd_err *err)
 
 bool kd_farm_disk_ok(struct kd_farm *f)
 {
-    struct kd_farm_task t;
-    struct kd_err err;
-    bool wanted;
     if (!f->o.home) /* alone, a full disk ends the run with its message, and a resume goes on */
         return true;
-    if (f->layer->plan(f->layer->ctx, 0, &t, &wanted, &err))
-        return true;
-    int64_t have = kd_disk_free_bytes(t.path), need = f->left * f->unit_bytes_max + (4 << 20);
+    int64_t have = kd_disk_free_bytes(f->disk_path), need = f->left * f->unit_bytes_max + (4 << 20);
     if (have < 0 || have >= need)
         return true;
     double now = kd_clock_s();
@@ -144,7 +139,7 @@ static int reopen(struct kd_farm *f, int64_t e, struct kd_err *err)
 {
     struct kd_farm_task t;
     bool wanted;
-    if (f->layer->plan(f->layer->ctx, e, &t, &wanted, err))
+    if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
     pthread_mutex_lock(&f->lock);
     struct kd_slot *s = &f->slot[e];
@@ -188,7 +183,7 @@ int kd_farm_recheck(struct kd_farm *f, int64_t e, struct kd_err *err)
     struct kd_buf unit;
     char sha[65], why[200], stored[65], by[KD_WORKER_ID_MAX], other[65], other_by[KD_WORKER_ID_MAX];
     bool wanted;
-    if (f->layer->plan(f->layer->ctx, e, &t, &wanted, err))
+    if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
     pthread_mutex_lock(&f->lock);
     struct kd_slot *s = &f->slot[e];

@@ -1,0 +1,122 @@
+#include "base/progress.h"
+#include "cmd/cmd.h"
+#include "farm/worker.h"
+#include "model/k3.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    const char *url, *join, *dir, *name, *source, *device;
+    int64_t threads, memory;
+    double away;
+    bool stay, quiet;
+} o = {.join = "worker.join", .device = "cpu", .memory = 512 << 20, .away = 1800};
+
+static const struct kd_opt opts[] = {
+    {"farm", 'f', KD_OPT_STR, &o.url, "URL", "the coordinator's address (the join file's)"},
+    {"join", 'j', KD_OPT_STR, &o.join, "FILE",
+     "the join file that kondense farm init made (worker.join)"},
+    {"dir", 'd', KD_OPT_STR, &o.dir, "DIR",
+     "for the key, a layer's inputs and undelivered results ($TMPDIR/kondense-worker)"},
+    {"name", 0, KD_OPT_STR, &o.name, "NAME", "of this host in reports (its host name)"},
+    {"device", 0, KD_OPT_STR, &o.device, "cpu", "what encodes (cpu)", .choices = "cpu"},
+    {"source", 0, KD_OPT_STR, &o.source, "SRC",
+     "own copy of the checkpoint: weights are read there when their digest is right"},
+    {"memory", 0, KD_OPT_SIZE, &o.memory, "BYTES", "for weights that wait their turn (512M)"},
+    {"stay", 0, KD_OPT_FLAG, &o.stay, NULL, "after a conversion's end wait for the next one"},
+    {"away", 0, KD_OPT_NUM, &o.away, "S",
+     "give up after so many seconds without a coordinator (1800)", .num_min = 1, .num_max = 1e7},
+    KD_OPT_ROW_THREADS(&o.threads),
+    {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
+    {0}};
+
+/* The own copy; several threads may ask. */
+struct copy {
+    struct kd_ckpt *ck;
+    struct kd_k3_cfg cfg;
+    struct kd_store *store;
+    pthread_mutex_t lock;
+};
+
+static int from_copy(void *ctx, int64_t layer, int64_t expert, struct kd_farm_task *t,
+                     struct kd_err *err)
+{
+    struct copy *c = ctx;
+    struct kd_expert e;
+    pthread_mutex_lock(&c->lock);
+    int rc = c->store->get(c->store, layer, expert, &e, err);
+    pthread_mutex_unlock(&c->lock);
+    if (rc)
+        return -1;
+    *t = (struct kd_farm_task){.expert = expert, .w1 = e.w1, .w3 = e.w3, .w2 = e.w2};
+    return 0;
+}
+
+static int open_copy(struct copy *c, const char *src, struct kd_err *err)
+{
+    if (kd_ckpt_open(&c->ck, src, true, err))
+        return -1;
+    if (kd_k3_cfg_parse(&c->cfg, kd_ckpt_config(c->ck), NULL, err))
+        return kd_wrap(err, "%s/config.json", src);
+    return kd_k3_store_open(&c->store, &c->cfg, c->ck, NULL, err);
+}
+
+static void close_copy(struct copy *c)
+{
+    if (c->store)
+        kd_k3_store_close(c->store);
+    if (c->ck)
+        kd_ckpt_close(c->ck);
+    pthread_mutex_destroy(&c->lock);
+}
+
+static int run(int argc, const char **argv, struct kd_err *err)
+{
+    struct copy copy = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    struct kd_kern kern;
+    struct kd_run with;
+    char dir[4096];
+    const char *tmp = getenv("TMPDIR");
+    (void)argc;
+    (void)argv;
+    snprintf(dir, sizeof dir, "%s/kondense-worker", tmp && *tmp ? tmp : "/tmp");
+    if (kd_cmd_run_open(&with, &kern, o.threads, err))
+        return -1;
+    struct kd_worker_opts w = {.url = o.url,
+                               .join_file = o.join,
+                               .dir = o.dir ? o.dir : dir,
+                               .name = o.name,
+                               .device = o.device,
+                               .run = &with,
+                               .stop = &kd_cmd_stop,
+                               .memory_bytes = o.memory,
+                               .stay = o.stay,
+                               .away_s = o.away,
+                               .own = o.source ? from_copy : NULL,
+                               .ctx = &copy};
+    kd_progress_quiet(o.quiet);
+    int rc = o.source ? open_copy(&copy, o.source, err) : 0;
+    if (!rc)
+        rc = kd_worker_run(&w, err);
+    close_copy(&copy);
+    kd_cmd_run_close(&with);
+    return rc ? -1 : 0;
+}
+
+const struct kd_cmd kd_cmd_worker = {
+    .name = "worker",
+    .summary = "encode experts for a conversion that another machine coordinates",
+    .args = "",
+    .example = "kondense worker --join worker.join --dir /var/lib/kondense",
+    .opts = opts,
+    .run = run,
+    .details =
+        "Joins the farm named in the join file with one of its tokens, or with the key that it was "
+        "given before, encodes experts until the conversion ends, and leaves. SIGTERM: a running "
+        "expert is finished or handed back within half a minute. While the coordinator is away, "
+        "results wait; undelivered ones are kept in DIR/spool and sent by the next start. Two "
+        "workers on one machine need two folders.",
+};

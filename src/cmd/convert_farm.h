@@ -1,0 +1,17 @@
+/* `convert --farm`: this process is the coordinator of a farm. */
+#ifndef KD_CMD_CONVERT_FARM_H
+#define KD_CMD_CONVERT_FARM_H
+
+#include "convert/job.h"
+
+struct kd_convert_farm {
+    const char *url, *dir; /* url NULL: no farm */
+    double lease_s;
+    int64_t sample;
+    bool only_workers;
+};
+/* Opens the farm of the only job. `home` lives as long as the job. */
+int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, int count,
+                         struct kd_home *home, struct kd_err *err) KD_MUST;
+
+#endif
