@@ -6,6 +6,8 @@
 #include "cmd/cmd.h"
 #include "cmd/convert_farm.h"
 #include "cmd/convert_gguf.h"
+#include "cmd/discard.h"
+#include "cmd/remote.h"
 #include "convert/job.h"
 #include "fmt/gguf.h"
 #include "text/tok.h"
@@ -19,9 +21,10 @@ enum { VARIANTS_MAX = 8 };
 static struct {
     const char *bpw, *trunk, *head, *calib, *weight, *recipe, *codebook, *json;
     const char *to, *trunk_type, *chat_template;
+    struct kd_discard_check check;
     int64_t split, size, rows, cols, seed, threads;
     double latent_eps, damping;
-    bool uniform, resume, dry, quiet;
+    bool uniform, resume, dry, quiet, discard;
     struct kd_convert_farm farm;
 } o = {.to = "exl3",
        .farm = {.dir = "farm", .lease_s = 30, .sample = 64},
@@ -74,6 +77,17 @@ static const struct kd_opt opts[] = {
     {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL,
      "print sizes, rates and needs; write nothing; the config and index are enough"},
+    {"discard-source", 0, KD_OPT_FLAG, &o.discard, NULL,
+     "SRC is hf:owner/name or an address: shards are fetched ahead, used and deleted"},
+    {"check-text", 0, KD_OPT_STR, &o.check.text, "FILE",
+     "with --discard-source: check on this text in the same pass"},
+    {"check-rows", 0, KD_OPT_INT, &o.check.rows, "N", "rows of the check (all)", .min = 1,
+     .max = 1 << 20},
+    {"check-cols", 0, KD_OPT_INT, &o.check.cols, "N", "tokens a row of the check (512)", .min = 2,
+     .max = 1 << 20},
+    {"save-ref", 0, KD_OPT_STR, &o.check.save_ref, "FILE",
+     "with --check-text: keep what checks of other models need of the source"},
+    KD_REMOTE_OPTS,
     KD_OPT_ROW_THREADS(&o.threads),
     {"farm", 0, KD_OPT_STR, &o.farm.url, "URL",
      "coordinate workers, who reach this machine at URL (docs/farm.md)"},
@@ -83,8 +97,8 @@ static const struct kd_opt opts[] = {
     {"sample", 0, KD_OPT_INT, &o.farm.sample, "N",
      "with --farm: encode one of N experts again here and compare (64)", .min = 1, .max = 1000000},
     {"lease", 0, KD_OPT_NUM, &o.farm.lease_s, "S",
-     "with --farm: seconds after which a silent worker's expert goes to another (30)",
-     .num_min = 1, .num_max = 86400},
+     "with --farm: seconds after which a silent worker's expert goes to another (30)", .num_min = 1,
+     .num_max = 86400},
     {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
     {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
     {0}};
@@ -100,7 +114,8 @@ struct work {
     struct kd_job job[VARIANTS_MAX];
     int jobs;
     struct kd_home home;
-    int64_t planned; /* peak of anonymous memory, as it was printed */
+    int64_t planned;           /* peak of anonymous memory, as it was printed */
+    struct kd_discard discard; /* with --discard-source; its checkpoint is ck */
 };
 
 static bool stopped(void)
@@ -175,13 +190,43 @@ static enum kd_recipe_name recipe_name(void)
                                          : KD_RECIPE_DEFAULT;
 }
 
-static int open_source(struct work *w, const char *src, struct kd_err *err)
+/* The checkpoint: the user's own folder, or a remote one of which a few shards are here at a time.
+ */
+static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd_err *err)
+{
+    if (!o.discard && (o.check.text || o.check.save_ref))
+        return kd_fail(err, KD_EUSAGE,
+                       "--check-text goes with --discard-source; else `kondense "
+                       "check` does it");
+    if (o.check.save_ref && !o.check.text)
+        return kd_fail(err, KD_EUSAGE, "--save-ref needs --check-text");
+    if (!o.discard && kd_source_is_remote(src))
+        return kd_fail(err, KD_EUSAGE,
+                       "SRC is not on this machine: add --discard-source, or fetch "
+                       "it first (kondense fetch)");
+    /* A dry run needs the config and the index, no shard. */
+    if (!o.discard)
+        return kd_ckpt_open(&w->ck, src, o.dry, err);
+    if (!kd_source_is_remote(src))
+        return kd_fail(err, KD_EUSAGE,
+                       "--discard-source is for a source that can be had again: "
+                       "hf:owner/name or an address");
+    if (o.dry)
+        return kd_fail(err, KD_EUSAGE,
+                       "a dry run wants the config and the index here: kondense "
+                       "fetch SRC DIR --exclude '*.safetensors'");
+    if (kd_discard_open(&w->discard, src, dst, err))
+        return -1;
+    w->ck = kd_window_ckpt(w->discard.win);
+    return 0;
+}
+
+static int open_source(struct work *w, const char *src, const char *dst, struct kd_err *err)
 {
     if (!o.calib && !o.dry)
         return kd_fail(err, KD_EUSAGE,
                        "--calib FILE is needed: text like the model's use, some 500 kB or more");
-    /* A dry run needs the config and the index, no shard. */
-    if (kd_ckpt_open(&w->ck, src, o.dry, err))
+    if (open_ckpt(w, src, dst, err))
         return -1;
     if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
         kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
@@ -202,7 +247,7 @@ static int open_source(struct work *w, const char *src, struct kd_err *err)
     w->text.cols = o.cols;
     if (o.dry)
         return 0;
-    if (kd_tok_open(&w->tok, src, err) ||
+    if (kd_tok_open(&w->tok, kd_ckpt_dir(w->ck), err) ||
         kd_corpus_load(&w->text, w->tok, o.calib, o.rows, o.cols, err))
         return -1;
     for (int64_t i = 0; i < w->text.rows * w->text.cols; i++)
@@ -265,7 +310,7 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
         w->jobs++;
         finished += w->job[i].finished && !w->job[i].swept;
     }
-    if (finished == count)
+    if (finished == count && !w->discard.left)
         return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
                        dst);
     return 0;
@@ -276,6 +321,8 @@ static int check_disk(const struct work *w, struct kd_err *err)
     int64_t need = 0;
     for (int i = 0; i < w->jobs; i++)
         need += kd_job_disk_bytes(&w->job[i]);
+    if (o.discard)
+        need += kd_discard_disk(&w->discard, w->job, &o.check);
     int64_t have = kd_disk_free_bytes(w->job[0].dst);
     char needed[32], free_now[32];
     kd_show_bytes(needed, sizeof needed, need);
@@ -296,6 +343,11 @@ static int run_jobs(struct work *w, struct kd_err *err)
         done += w->job[i].tiles_done;
     }
     kd_progress_begin("convert", "tiles", total, done);
+    if (o.discard) {
+        int ended = kd_discard_run(&w->discard, &w->run, w->job, w->jobs, &o.check, err);
+        kd_progress_end();
+        return ended;
+    }
     int rc = 0;
     for (int i = 0; !rc && i < w->jobs; i++)
         rc = kd_job_start(&w->job[i], err);
@@ -315,7 +367,9 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     kd_clock_human(took, sizeof took, seconds);
     printf("done in %s, peak memory %lld bytes of %lld planned (%lld with pages of mapped files)\n",
            took, (long long)peak, (long long)w->planned, (long long)resident);
-    for (int i = 0; i < w->jobs; i++)
+    if (o.discard)
+        kd_discard_print(&w->discard);
+    for (int i = 0; i < w->jobs && !o.check.text; i++)
         printf("next: kondense check SRC %s --text FILE --html report.html\n", w->job[i].dst);
     if (!o.json)
         return 0;
@@ -327,6 +381,8 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     kd_jw_int(&j, "peak_bytes", peak);
     kd_jw_int(&j, "planned_peak_bytes", w->planned);
     kd_jw_int(&j, "resident_peak_bytes", resident);
+    if (o.discard)
+        kd_discard_json(&w->discard, &j);
     kd_jw_open(&j, "models", '[');
     for (int i = 0; i < w->jobs; i++) {
         struct kd_rate_sum e = kd_rates_sum(&w->job[i].rates, 'e');
@@ -351,7 +407,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
 {
     double began = kd_clock_s();
     (void)argc;
-    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) || open_source(w, argv[0], err))
+    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) || open_source(w, argv[0], argv[1], err))
         return -1;
     if (o.dry) {
         struct kd_rate_wish list[VARIANTS_MAX];
@@ -374,7 +430,9 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         return 0;
     }
     kd_progress_quiet(o.quiet);
-    if (kd_job_source_json(&w->source, w->ck, &w->text, stopped, err) ||
+    if (kd_job_source_json(&w->source, w->ck, &w->text,
+                           o.discard ? kd_window_digests(w->discard.win, false) : NULL, stopped,
+                           err) ||
         open_jobs(w, argv[1], err) || check_disk(w, err))
         return -1;
     w->planned = kd_job_peak_bytes(w->job, w->jobs);
@@ -385,8 +443,9 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             print_plan(&w->job[i], w->planned);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
-    if (kd_log_file(log, err) ||
-        kd_convert_farm_open(&o.farm, w->job, w->jobs, &w->home, err) || run_jobs(w, err))
+    if (kd_log_file(log, err) || kd_convert_farm_open(&o.farm, w->job, w->jobs, &w->home, err) ||
+        run_jobs(w, err) ||
+        (o.discard && kd_discard_figures(&w->discard, &w->run, w->job, w->jobs, err)))
         return -1;
     return summary(w, kd_clock_s() - began, err);
 }
@@ -424,7 +483,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
     kd_corpus_release(&w->text);
     if (w->tok)
         kd_tok_close(w->tok);
-    if (w->ck)
+    if (o.discard && kd_discard_close(&w->discard, !rc, err))
+        rc = -1;
+    else if (!o.discard && w->ck)
         kd_ckpt_close(w->ck);
     kd_buf_release(&w->source);
     kd_cmd_run_close(&w->run);
@@ -437,7 +498,8 @@ const struct kd_cmd kd_cmd_convert = {
     "quantize a checkpoint to EXL3, layer by layer, or write it as GGUF",
     "SRC DST",
     "kondense convert k3 k3-2.3 --bpw 2.3 --calib calib.txt\n"
-    "kondense convert k3 k3.gguf --to gguf --trunk-type q8_0 --split-size 50G",
+    "kondense convert k3 k3.gguf --to gguf --trunk-type q8_0 --split-size 50G\n"
+    "kondense convert hf:moonshotai/Kimi-K3 k3-2.3 --bpw 2.3 --calib calib.txt --discard-source",
     opts,
     2,
     2,
