@@ -28,7 +28,7 @@ function(kd_test name file label timeout env)
   endforeach()
   # A minute of this machine's own code is a quarter of an hour under emulation; the kernels, which are
   # what differs there, are tested on their own.
-  if(name MATCHES "^unit/(codec_(expert|quant)|convert_rates|gate_stream|kern_trellis_(fp16|quality)/.*)$" OR
+  if(name MATCHES "^unit/(codec_(expert|quant)|convert_(gguf|rates)|gate_stream|kern_trellis_(fp16|quality)/.*)$" OR
      name MATCHES "^unit/(model_(cut|golden|ranks|seq)|serve_.*|text_tok)$")
     list(APPEND labels heavy)
   endif()
