@@ -256,7 +256,7 @@ static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float s
             /* All columns have the rows of the first 32 positions. */
             for (int64_t i = 0; i < count; i++)
                 for (unsigned p = 0; p < 32; p++)
-                    rows[i][p] = q[16 * (k + i) + kd_tile_row(p)];
+                    rows[i][p] = (int32_t)q[16 * (k + i) + kd_tile_row(p)];
             for (int64_t n = 0; n < wide; n++)
                 column_int8(u, b->codes + (k * b->row_tiles + n0 + n) * u->bytes, step, count, rows,
                             sum[n]);

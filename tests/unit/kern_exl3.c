@@ -263,7 +263,7 @@ static void int8_products(void **unused)
         /* Half a unit in the last place of fp16 (2^-10 at most) a weight, at random. */
         ref.mm_exl3(&blk, x, 16 * KT, 1, c, 16 * NT);
         for (unsigned i = 0; i < 16 * NT; i++)
-            assert_true(fabsf(a[i] - c[i]) < 0x1p-10f * 16 * 16 * KT / 4);
+            assert_true(fabsf(a[i] - c[i]) < 0x1p-10f * 16 * 16 * (float)KT / 4);
         free(codes);
     }
 }
