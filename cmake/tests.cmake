@@ -96,6 +96,21 @@ if(KD_PYTHON)
   endforeach()
 endif()
 
+# The farm: tests/farm/test_*.py with real processes on loopback. kondense_faulty is the program with a
+# worker that is broken on demand.
+add_executable(kondense_faulty src/main.c tests/farm/faulty_encode.c)
+target_link_libraries(kondense_faulty PRIVATE kd_cmd kd_test_flags)
+if(KD_PYTHON)
+  file(GLOB farm CONFIGURE_DEPENDS tests/farm/test_*.py)
+  foreach(f ${farm})
+    get_filename_component(name ${f} NAME_WE)
+    string(REGEX REPLACE "^test_" "" name ${name})
+    add_test(NAME farm/${name} COMMAND ${KD_PYTHON} ${f})
+    kd_test(farm/${name} ${f} farm 300
+            "KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_FAULTY=$<TARGET_FILE:kondense_faulty>;PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
+endif()
+
 # Fuzz targets: tests/fuzz/<folder>_<parser>.c define LLVMFuzzerTestOneInput. With KD_FUZZ they are
 # libFuzzer programs; otherwise replay.c runs the corpus and the regressions through them.
 file(GLOB fuzz CONFIGURE_DEPENDS tests/fuzz/*.c)

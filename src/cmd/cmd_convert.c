@@ -92,6 +92,8 @@ static const struct kd_opt opts[] = {
     {"farm", 0, KD_OPT_STR, &o.farm.url, "URL",
      "coordinate workers, who reach this machine at URL (docs/farm.md)"},
     {"farm-dir", 0, KD_OPT_STR, &o.farm.dir, "DIR", "the farm's keys: kondense farm init (farm)"},
+    {"farm-report", 0, KD_OPT_STR, &o.farm.report, "FILE",
+     "with --farm: who did what, as an HTML page at the end"},
     {"only-workers", 0, KD_OPT_FLAG, &o.farm.only_workers, NULL,
      "with --farm: encode experts on workers alone; this machine only checks"},
     {"sample", 0, KD_OPT_INT, &o.farm.sample, "N",

@@ -31,6 +31,7 @@ int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, i
     struct kd_farm_opts f = {.ledger = home->ledger,
                              .rules = {.lease_s = o->lease_s, .spec_s = o->lease_s / 2},
                              .home = home,
+                             .report = o->report,
                              .only_workers = o->only_workers,
                              .sample_every = o->sample};
     if (kd_job_farm(&jobs[0], &f, err))

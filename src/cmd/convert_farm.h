@@ -5,7 +5,7 @@
 #include "convert/job.h"
 
 struct kd_convert_farm {
-    const char *url, *dir; /* url NULL: no farm */
+    const char *url, *dir, *report; /* url NULL: no farm; report may be NULL */
     double lease_s;
     int64_t sample;
     bool only_workers;

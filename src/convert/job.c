@@ -473,6 +473,7 @@ int kd_job_farm(struct kd_job *j, const struct kd_farm_opts *with, struct kd_err
     if (!o.ledger || !*o.ledger)
         o.ledger = ledger;
     o.run_id = run;
+    o.layers = j->cfg.layers;
     o.digest = j->digest;
     o.run = j->run;
     o.stopped = j->stopped;

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/show.h"
 #include "farm/farm_int.h"
+#include "farm/report.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -215,6 +216,34 @@ static void dismiss(struct kd_farm *f)
     }
 }
 
+/* Who did what, into the log and the report, before the ledger goes with the work folder. */
+static int sum_up(struct kd_farm *f, struct kd_err *err)
+{
+    struct kd_farm_status s;
+    struct kd_buf b;
+    int rc = 0;
+    if (kd_ledger_status(&f->ledger, 2000, &s, err))
+        return -1;
+    for (int64_t i = 0; i < s.worker_count; i++) {
+        const struct kd_worker_row *w = &s.workers[i];
+        kd_log(KD_LOG_INFO, "farm",
+               "worker=%s host=%s state=%s done=%lld again=%lld failures=%lld crashes=%lld "
+               "seconds_per_expert=%.3f down_bytes=%lld up_bytes=%lld",
+               w->card.id, w->card.host, w->state, (long long)w->done, (long long)w->again,
+               (long long)w->failures, (long long)w->crashes, w->rate_s, (long long)w->down_bytes,
+               (long long)w->up_bytes);
+    }
+    if (f->o.report) {
+        kd_buf_init(&b, 64 << 20);
+        kd_farm_html(&b, &s, f->o.layers);
+        rc = kd_buf_ok(&b, f->o.report, err) ||
+             kd_file_write(f->o.report, b.data, b.size_bytes, err);
+        kd_buf_release(&b);
+    }
+    kd_farm_status_release(&s);
+    return rc ? -1 : 0;
+}
+
 void kd_farm_close(struct kd_farm *f, const char *state)
 {
     struct kd_err err;
@@ -228,6 +257,8 @@ void kd_farm_close(struct kd_farm *f, const char *state)
     kd_coord_close(f);
     if (state && f->ledger.epoch && kd_ledger_run_state(&f->ledger, state, &err))
         kd_log(KD_LOG_WARN, "farm", "msg=\"the ledger was not told the end\" why=\"%s\"", err.msg);
+    else if (state && f->o.home && sum_up(f, &err))
+        kd_log(KD_LOG_WARN, "farm", "msg=\"no report\" why=\"%s\"", err.msg);
     kd_ledger_close(&f->ledger);
     pthread_rwlock_destroy(&f->layer_lock);
     pthread_cond_destroy(&f->changed);

@@ -29,6 +29,8 @@ struct kd_farm_opts {
     const struct kd_home *home; /* NULL: a farm of one */
     const char *bad_dir;        /* refused units are kept here */
     bool only_workers;          /* encode nothing here but checks and poisoned experts */
+    const char *report;         /* an HTML page is written here at the end; may be NULL */
+    int64_t layers;             /* of the model, for the report */
     int64_t sample_every;       /* one unit in this many is encoded again (64); 1: all */
 };
 int kd_farm_open(struct kd_farm **f, const struct kd_farm_opts *o, struct kd_err *err) KD_MUST;

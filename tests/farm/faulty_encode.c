@@ -1,0 +1,68 @@
+/* A worker that is broken in a way the environment names, KONDENSE_TEST_FAULT:
+ *   wrong     codes of every unit are changed, framing and figures are right
+ *   subtle    encodes with another damping: a good unit, but not the one asked for
+ *   nan       fails in its arithmetic, at expert KONDENSE_TEST_FAULT_EXPERT
+ *   crash     dies there
+ *   slow      takes KONDENSE_TEST_FAULT_MS more for each expert
+ * Stands in for src/farm/encode.c in the program kondense_faulty. */
+#include "base/hash.h"
+#include "farm/encode.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool fault(const char *name)
+{
+    const char *is = getenv("KONDENSE_TEST_FAULT");
+    return is && !strcmp(is, name);
+}
+
+static bool at_expert(int64_t e)
+{
+    const char *which = getenv("KONDENSE_TEST_FAULT_EXPERT");
+    return !which || strtoll(which, NULL, 10) == e;
+}
+
+static void spoil(struct kd_buf *b)
+{
+    uint64_t hash;
+    size_t from = b->size_bytes / 3;
+    for (size_t i = from; i < from + 1500 && i < b->size_bytes; i++)
+        b->data[i] = (char)(b->data[i] ^ 0x55);
+    hash = kd_xxh64(b->data + 40, b->size_bytes - 40, 0);
+    memcpy(b->data + 16, &hash, 8);
+}
+
+int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
+                   const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err)
+{
+    struct kd_expert_out q;
+    struct kd_farm_task mine = *t;
+    bool canary = t->digest == 1;
+    kd_buf_init(out, 0);
+    if (!canary && fault("slow")) {
+        const char *ms = getenv("KONDENSE_TEST_FAULT_MS");
+        usleep((useconds_t)(1000 * (ms ? strtol(ms, NULL, 10) : 1000)));
+    }
+    if (!canary && fault("crash") && at_expert(t->expert))
+        _exit(139);
+    if (!canary && fault("nan") && at_expert(t->expert))
+        return kd_fail(err, KD_EINVAL, "a value that is not finite");
+    if (!canary && fault("subtle"))
+        for (int i = 0; i < 3; i++)
+            mine.spec[i].recipe.damping *= 1.5f;
+    if (kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, mine.spec, &q, err))
+        return -1;
+    struct kd_unit_info info = {.routed_rows = q.routed_rows,
+                                .few_rows = q.fallback,
+                                .all_token_hessian = q.all_token_hessian,
+                                .plain_won = t->plain_won};
+    memcpy(info.hess_digest, q.hess_digest, sizeof q.hess_digest);
+    const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
+    int rc = kd_unit_bytes(out, t->digest, three, 3, &info, err);
+    kd_expert_release(&q);
+    if (!rc && !canary && fault("wrong"))
+        spoil(out);
+    return rc;
+}

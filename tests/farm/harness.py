@@ -1,0 +1,303 @@
+"""What the farm's tests share: a small model, its conversion on one machine as the reference, a
+coordinator and workers as real processes on loopback, a proxy that breaks connections, a private
+PostgreSQL server. Every scenario ends with the output being byte for byte the reference."""
+import atexit
+import hashlib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+import small
+
+ROOT = small.ROOT
+PROGRAM = os.environ["KONDENSE"]
+FAULTY = os.environ.get("KONDENSE_FAULTY", PROGRAM)
+PACE = float(os.environ.get("KONDENSE_TEST_PACE", "1"))  # patience on slow machines
+SKIP = 77
+WORK = pathlib.Path(tempfile.mkdtemp(prefix="kondense-farm-"))
+WORK.chmod(0o755)
+EXPERTS = 6
+JOBS = 2 * EXPERTS
+processes = []
+
+
+@atexit.register
+def end():
+    for p in processes:
+        if p.poll() is None:
+            p.send_signal(signal.SIGCONT)
+            p.kill()
+            p.wait()
+    for pg in sorted(WORK.glob("*.pg")):
+        subprocess.run(["sh", str(ROOT / "tests/farm/pg.sh"), "crash", str(pg)], check=False)
+    shutil.rmtree(WORK, ignore_errors=True)
+
+
+def call(*args, **kw):
+    return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, **kw)
+
+
+def must(*args):
+    r = call(*args)
+    assert r.returncode == 0, r.stderr
+    return r.stdout
+
+
+def start(args, log, env=None, program=None):
+    p = subprocess.Popen([program or PROGRAM, *map(str, args)], stdout=open(log, "ab"),
+                         stderr=subprocess.STDOUT, env={**os.environ, "KONDENSE_LOG": "info", **(env or {})})
+    processes.append(p)
+    return p
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def listing(folder):
+    out = {}
+    for p in sorted(pathlib.Path(folder).rglob("*")):
+        rel = p.relative_to(folder)
+        if p.is_file() and rel.parts[0] != ".work" and rel.name != "convert.log":
+            out[str(rel)] = hashlib.sha256(p.read_bytes()).hexdigest()
+    return out
+
+
+SETTINGS = ["--calib", ROOT / "tests/data/text/calib.txt", "--rows", 4, "--cols", 64, "--bpw", 2,
+            "--trunk-bpw", "stored", "--head-bpw", "stored", "--quiet"]
+reference = {}
+
+
+def model():
+    """The source; converted alone the first time."""
+    src = WORK / "src"
+    if not reference:
+        (WORK / "config.json").write_text(json.dumps(small.config(EXPERTS)))
+        must("synth", src, "--config", WORK / "config.json", "--seed", 7)
+        must("convert", src, WORK / "alone", *SETTINGS)
+        reference.update(listing(WORK / "alone"))
+    return src
+
+
+class Farm:
+    """A farm's folder, one conversion in it, its coordinator and workers."""
+
+    def __init__(self, name, ledger="", tokens=12, lease=2, sample=64, only_workers=True, settings=()):
+        self.src = model()
+        self.dir = WORK / name
+        self.dir.mkdir()
+        self.port = free_port()
+        self.url = f"https://127.0.0.1:{self.port}"
+        self.dst = self.dir / "dst"
+        self.settings = [*SETTINGS, *settings]
+        self.options = ["--farm", self.url, "--farm-dir", self.dir / "farm", "--lease", lease,
+                        "--sample", sample, *(["--only-workers"] if only_workers else [])]
+        must("farm", "init", self.dir / "farm", "--farm", self.url, "--listen", "127.0.0.1",
+             "--tokens", tokens, "--ledger", ledger)
+        self.join = self.dir / "farm/worker.join"
+        self.workers = {}
+        self.coordinator = None
+        self.watched = []
+
+    def convert(self, *more, resume=False, options=None):
+        self.coordinator = start(["convert", self.src, self.dst, *self.settings,
+                                  *(self.options if options is None else options), *more,
+                                  *(["--resume"] if resume else [])], self.dir / "coordinator.log")
+        return self.coordinator
+
+    def worker(self, name, *more, fault=None, url=None, env=None):
+        env = {**(env or {}), **({"KONDENSE_TEST_FAULT": fault} if fault else {})}
+        args = ["worker", "--join", self.join, "--dir", self.dir / name, "--name", name, "--threads", 1,
+                "--quiet", *(["--farm", url] if url else []), *more]
+        self.workers[name] = start(args, self.dir / f"{name}.log", env, FAULTY if fault else PROGRAM)
+        return self.workers[name]
+
+    def status(self):
+        r = call("farm", "status", self.dst, "--json")
+        return json.loads(r.stdout) if r.returncode == 0 else None
+
+    def until(self, what, seconds=120):
+        """Waits until what(status) is true; returns that status."""
+        end = time.time() + seconds * PACE
+        while time.time() < end:
+            s = self.status()
+            if s and what(s):
+                return s
+            if self.coordinator.poll() is not None:
+                raise AssertionError(f"the coordinator ended early:\n{self.logs()}")
+            time.sleep(0.05)
+        raise AssertionError(f"did not happen in {seconds * PACE:.0f} s\n{self.logs()}")
+
+    def logs(self):
+        out = []
+        for p in sorted(self.dir.glob("*.log")):
+            out.append(f"--- {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-25:]))
+        return "\n".join(out)
+
+    def log(self):
+        return (self.dst / "convert.log").read_text()
+
+    def finish(self, seconds=150, code=0):
+        """The coordinator ends well, the bytes are the reference's, every expert was done once."""
+        try:
+            rc = self.coordinator.wait(seconds * PACE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not finished after {seconds * PACE:.0f} s\n{self.logs()}") from None
+        assert rc == code, f"exit code {rc}\n{self.logs()}"
+        got = listing(self.dst)
+        assert got == reference, sorted(k for k in {*got, *reference} if got.get(k) != reference.get(k))
+        return self.figures()
+
+    def figures(self):
+        """What the log says at the end of each worker, by host."""
+        out = {}
+        for line in self.log().splitlines():
+            m = dict(re.findall(r"(\w+)=(\S+)", line))
+            if "seconds_per_expert" in m:
+                out[m["host"] if m["worker"] != "local" else "local"] = {
+                    k: int(v) if v.isdigit() else v for k, v in m.items()}
+        return out
+
+    def end_workers(self, seconds=20):
+        for name, p in self.workers.items():
+            if p.poll() is None:
+                try:
+                    p.wait(seconds * PACE)
+                except subprocess.TimeoutExpired:
+                    raise AssertionError(f"{name} did not leave\n{self.logs()}") from None
+
+
+def total(figures, key="done"):
+    return sum(f[key] for f in figures.values())
+
+
+def kill(p):
+    p.kill()
+    p.wait()
+
+
+def leased(name):
+    return lambda s: any(w["host"] == name and w["held"] > 0 for w in s["workers"])
+
+
+def done(n):
+    return lambda s: s["jobs_done"] >= n
+
+
+class Proxy:
+    """TCP between a worker and the coordinator: forwards, and breaks on demand.
+
+    swallow    of the next so many connections, what the server says after the client's first words
+               past the handshake is thrown away and the connection cut: a reply is lost
+    frozen     nothing is forwarded and nothing closed: a half-open line
+    delay      seconds before each piece
+    cut        chance that a piece ends its connection"""
+
+    def __init__(self, port, delay=0, cut=0, seed=1):
+        self.to, self.delay, self.cut = port, delay, cut
+        self.swallow, self.swallowed, self.frozen = 0, 0, False
+        self.random = random.Random(seed)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.url = f"https://127.0.0.1:{self.port}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            a, _ = self.listener.accept()
+            try:
+                b = socket.create_connection(("127.0.0.1", self.to), 5)
+            except OSError:
+                a.close()
+                continue
+            b.settimeout(None)
+            state = {"client": 0, "lose": False, "may_lose": False}
+            if self.swallow > 0:
+                self.swallow -= 1
+                state["may_lose"] = True
+            for x, y, way in ((a, b, "up"), (b, a, "down")):
+                threading.Thread(target=self.pump, args=(x, y, way, state), daemon=True).start()
+
+    def pump(self, a, b, way, state):
+        try:
+            while data := a.recv(1 << 16):
+                while self.frozen:
+                    time.sleep(0.05)
+                if self.delay:
+                    time.sleep(self.delay)
+                if self.cut and self.random.random() < self.cut:
+                    break
+                if way == "up":
+                    state["client"] += 1
+                    # TLS 1.3: hello, then finished (with or before the request).
+                    if state["client"] >= 3 or (state["client"] == 2 and len(data) > 200):
+                        state["lose"] = state["may_lose"]
+                elif state["lose"]:
+                    time.sleep(0.3)  # the server has acted by now
+                    self.swallowed += 1
+                    break
+                b.sendall(data)
+        except OSError:
+            pass
+        for s in (a, b):
+            try:
+                s.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+
+class Postgres:
+    def __init__(self, name):
+        self.dir = WORK / f"{name}.pg"
+        self.where = self.control("start")
+
+    def control(self, what):
+        r = subprocess.run(["sh", str(ROOT / "tests/farm/pg.sh"), what, str(self.dir)], stdin=subprocess.DEVNULL,
+                           capture_output=True, text=True, check=False)
+        if r.returncode == SKIP:
+            raise Skip("PostgreSQL's programs are not installed")
+        assert r.returncode == 0, r.stderr
+        return r.stdout.strip()
+
+
+class Skip(Exception):
+    pass
+
+
+def run(cases):
+    """Runs the named cases (all without names); 77 when all were skipped."""
+    wanted = sys.argv[1:]
+    failed, skipped, ran = [], [], 0
+    for f in cases:
+        if wanted and f.__name__ not in wanted:
+            continue
+        began = time.time()
+        try:
+            f()
+            ran += 1
+            print(f"ok    {f.__name__}  {time.time() - began:.1f} s  {f.__doc__}", flush=True)
+        except Skip as e:
+            skipped.append(f.__name__)
+            print(f"skip  {f.__name__}: {e}", flush=True)
+        except Exception:  # every failure of a case is reported, whatever it is
+            failed.append(f.__name__)
+            print(f"FAIL  {f.__name__}\n{traceback.format_exc()}", flush=True)
+        for p in processes:
+            if p.poll() is None:
+                p.send_signal(signal.SIGCONT)
+                p.kill()
+                p.wait()
+    sys.exit(1 if failed else SKIP if skipped and not ran else 0)

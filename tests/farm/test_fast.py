@@ -1,0 +1,124 @@
+"""The farm in a minute: what everybody's change must not break. The rest is test_long.py.
+
+timeout: 300"""
+# labels: heavy
+import signal
+import ssl
+import time
+import urllib.error
+import urllib.request
+
+from harness import EXPERTS, Farm, Proxy, call, done, kill, leased, must, run, total
+
+
+def two_workers_and_the_same_bytes():
+    """two workers, one with its own copy of the source; strangers are refused"""
+    f = Farm("two", sample=1)
+    f.convert("--farm-report", f.dir / "farm.html")
+    f.worker("a")
+    f.worker("b", "--source", f.src)
+    f.until(lambda s: len(s["workers"]) == 3)
+    context = ssl.create_default_context(cadata=f.join.read_text()[f.join.read_text().index("-----BEGIN"):])
+    join = ('{"protocol":1,"version":"%s","class":"%s","canary":"%s","host":"x","incarnation":"i","arch":"a",'
+            '"device":"cpu","token":"%s","id":"","key":""}')
+    version = must("--version").split()[1]
+    for body, why in ((join % ("0.0", "exact", "", ""), "version"), (join % (version, "fast", "", ""), "class"),
+                      (join % (version, "exact", "0" * 64, ""), "canary"), ("{", "")):
+        r = urllib.request.Request(f.url + "/farm/v1/join", body.encode(), {"Content-Type": "application/json"})
+        try:
+            urllib.request.urlopen(r, context=context)
+            raise AssertionError(f"joined: {body}")
+        except urllib.error.HTTPError as e:
+            assert e.code in (400, 403) and why in (text := e.read().decode()), text
+    for path in ("claim", "beat", "in/1.1.1." + "0" * 64 + ".1", "b/" + "0" * 64 + ".0"):
+        r = urllib.request.Request(f"{f.url}/farm/v1/{path}", b"{}" if "/" not in path else None,
+                                   {"Content-Type": "application/json", "Authorization": "Bearer w12345678.0"},
+                                   method="PUT" if path.startswith("in") else None)
+        try:
+            urllib.request.urlopen(r, context=context)
+            raise AssertionError(f"let in: {path}")
+        except urllib.error.HTTPError as e:
+            assert e.code == 401, e.code
+    figures = f.finish()
+    assert total(figures) == 2 * EXPERTS and figures["local"]["done"] == 0, figures
+    assert (f.dir / "farm.html").read_text().startswith("<!doctype html>")
+    f.end_workers()
+
+
+def a_killed_worker_and_a_late_one():
+    """kill -9 after its first lease; another joins late and does the rest"""
+    f = Farm("killed")
+    f.convert()
+    f.worker("a")
+    f.until(leased("a"))
+    kill(f.workers.pop("a"))
+    f.worker("late")
+    figures = f.finish()
+    assert total(figures) == 2 * EXPERTS and figures["late"]["done"] >= 1, figures
+    f.end_workers()
+
+
+def a_killed_coordinator():
+    """kill -9 of the coordinator in the middle of a layer; the worker waits for it and goes on"""
+    f = Farm("coordinator")
+    f.convert()
+    f.worker("a")
+    f.until(done(2))
+    second = call("convert", f.src, f.dst, *f.settings, *f.options, "--resume")
+    assert second.returncode != 0 and "another process" in second.stderr, second.stderr
+    kill(f.coordinator)
+    other = call("convert", f.src, f.dst, *f.settings, *f.options, "--resume", "--seed", 9)
+    assert other.returncode == 2 and "other settings" in other.stderr, other.stderr
+    f.convert(resume=True)
+    figures = f.finish()
+    assert figures["a"]["done"] >= 2 * EXPERTS - 1, figures
+    f.end_workers()
+
+
+def wrong_bytes():
+    """wrong codes with right framing are refused; a wrong but sound unit is found by encoding it again"""
+    f = Farm("wrong", sample=1, only_workers=False)
+    f.convert()
+    f.worker("liar", fault="wrong")
+    f.worker("off", fault="subtle")
+    f.finish()
+    log = f.log()
+    assert "relative error" in log and "unit refused" in log, log
+    assert "wrong bytes" in log, log
+    figures = f.figures()
+    assert figures["off"]["state"] == "QUARANTINED", figures
+
+
+def a_lost_reply():
+    """the reply to a claim is lost on the wire; the same token finds the lease"""
+    f = Farm("lost", lease=30)
+    f.convert()
+    proxy = Proxy(f.port)
+    proxy.swallow = 4
+    began = time.time()
+    f.worker("a", url=proxy.url)
+    figures = f.finish()
+    assert proxy.swallowed >= 2, proxy.swallowed
+    # A lease that nobody knew of would have cost its 30 seconds.
+    assert figures["a"]["crashes"] == 0 and total(figures) == 2 * EXPERTS, (figures, time.time() - began)
+
+
+def a_polite_leave():
+    """SIGTERM: what the worker holds goes back at once, without a penalty"""
+    f = Farm("leave", lease=60)
+    f.convert()
+    a = f.worker("a")
+    f.until(leased("a"))
+    a.send_signal(signal.SIGTERM)
+    assert a.wait(30) == 4, f.logs()
+    s = f.status()
+    assert s["workers"][1]["state"] == "GONE" and s["workers"][1]["held"] == 0, s["workers"]
+    f.worker("b")
+    figures = f.finish()
+    assert figures["a"]["crashes"] == 0 and figures["a"]["failures"] == 0, figures
+    f.end_workers()
+
+
+if __name__ == "__main__":
+    run([two_workers_and_the_same_bytes, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
+         a_lost_reply, a_polite_leave])
