@@ -18,6 +18,7 @@
     X(chat)                                                                                        \
     X(serve)                                                                                       \
     X(check)                                                                                       \
+    X(audit)                                                                                       \
     X(convert)                                                                                     \
     X(farm)                                                                                        \
     X(worker)                                                                                      \

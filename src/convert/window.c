@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "convert/window_int.h"
 #include "net/fetch.h"
+#include "net/hollow.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,50 +53,20 @@ static int fetch_small(struct kd_window *w, struct kd_err *err)
     return rc;
 }
 
-/* The head of one shard with a hole behind it. */
-static int make_head(struct kd_window *w, int file, struct kd_err *err)
-{
-    const struct kd_source_file *f = kd_source_at(w->src, file);
-    char path[4096], part[4096];
-    uint8_t size[8], *head = NULL;
-    uint64_t n = 0;
-    if (kd_path_join(path, sizeof path, w->model, f->name, err))
-        return -1;
-    if (kd_file_exists(path) && kd_file_size(path, err) == f->bytes)
-        return 0;
-    if (kd_source_read(w->src, file, 0, 8, size, err))
-        return -1;
-    for (int i = 7; i >= 0; i--)
-        n = n << 8 | size[i];
-    if (n > KD_WINDOW_HEAD_MAX || n > (uint64_t)f->bytes - 8)
-        return kd_fail(err, KD_ECORRUPT, "%s: a head of %llu bytes is longer than it can be",
-                       f->name, (unsigned long long)n);
-    if (kd_mem_new(&head, (int64_t)n + 8, 1, "head", err))
-        return -1;
-    int rc = kd_source_read(w->src, file, 0, (int64_t)n + 8, head, err);
-    /* Made elsewhere: all that lies in model/ goes along with the output. */
-    if (!rc)
-        rc = kd_path_join(part, sizeof part, w->dir, "head", err);
-    if (!rc)
-        rc = kd_file_write(part, head, (size_t)n + 8, err);
-    kd_mem_free(head);
-    if (!rc && (truncate(part, f->bytes) || rename(part, path)))
-        rc = kd_fail_sys(err, "cannot make '%s' (%lld bytes, most of it a hole)", path,
-                         (long long)f->bytes);
-    return rc;
-}
-
 static int fetch_heads(struct kd_window *w, struct kd_err *err)
 {
     int shards = 0;
     for (int i = 0; i < kd_source_count(w->src); i++) {
         const struct kd_source_file *f = kd_source_at(w->src, i);
-        if (strchr(f->name, '/') || !ends(f->name, ".safetensors") ||
-            !strncmp(f->name, "golden", 6))
+        char path[4096], work[4096];
+        if (!kd_hollow_is(f))
             continue;
         if (w->stopped && w->stopped())
             return kd_fail(err, KD_ECANCEL, "stopped");
-        if (make_head(w, i, err))
+        /* Made elsewhere: all that lies in model/ goes along with the output. */
+        if (kd_path_join(path, sizeof path, w->model, f->name, err) ||
+            kd_path_join(work, sizeof work, w->dir, "head", err) ||
+            kd_hollow_make(w->src, i, path, work, err))
             return -1;
         shards++;
     }

@@ -6,11 +6,7 @@
 
 #include <pthread.h>
 
-enum {
-    KD_WINDOW_SMALL_MAX = 256 << 20,
-    KD_WINDOW_HEAD_MAX = 100000000,
-    KD_WINDOW_LAYERS_MAX = 100000
-};
+enum { KD_WINDOW_SMALL_MAX = 256 << 20, KD_WINDOW_LAYERS_MAX = 100000 };
 
 enum kd_shard_state { KD_SHARD_AWAY, KD_SHARD_WANTED, KD_SHARD_COMES, KD_SHARD_THERE };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char style[] =
+const char kd_report_style[] =
     ":root{color-scheme:light dark;--bg:#fbfbfa;--card:#fff;--ink:#1d1f23;--dim:#646a73;"
     "--line:#e3e4e6;--grid:#ececee;--a:#2563a8;--b:#c2572b;--good:#1e7b45;--bad:#b3261e;"
     "--soft:#2563a81f}\n"
@@ -78,7 +78,7 @@ static void head(struct kd_buf *out, const struct kd_check *c, const struct kd_v
                     "<title>");
     title(out, c);
     kd_buf_str(out, "</title>\n<style>\n");
-    kd_buf_str(out, style);
+    kd_buf_str(out, kd_report_style);
     kd_buf_str(out, "</style>\n</head>\n<body>\n<main>\n<h1>");
     title(out, c);
     if (v->count)

@@ -4,6 +4,9 @@
 
 #include "gate/report.h"
 
+/* The style sheet of the pages. */
+extern const char kd_report_style[];
+
 void kd_plot_kld(struct kd_buf *out, const struct kd_check *c);
 void kd_plot_bands(struct kd_buf *out, const struct kd_check *c);
 void kd_plot_router(struct kd_buf *out, const struct kd_check *c, const struct kd_verdict *v);
