@@ -24,58 +24,57 @@ enum from { VECTOR, MATRIX, FLOATS, DECAY, KEY_ROWS, VALUE_ROWS, EXPERTS };
 #define AT(member) offsetof(struct kd_k3_layer, member)
 static const struct item {
     const char *name;
+    size_t at; /* EXPERTS: in struct kd_expert */
     enum from from;
-    size_t at;
-    int expert; /* EXPERTS: offset in struct kd_expert */
 } items[] = {
-    {"attn_gate.weight", MATRIX, AT(g), 0},
-    {"attn_k.weight", MATRIX, AT(k), 0},
-    {"attn_k_b.weight", KEY_ROWS, AT(kv_b), 0},
-    {"attn_kv_a_mqa.weight", MATRIX, AT(kv_a), 0},
-    {"attn_kv_a_norm.weight", VECTOR, AT(kv_a_norm), 0},
-    {"attn_norm.weight", VECTOR, AT(input_norm), 0},
-    {"attn_output.weight", MATRIX, AT(o), 0},
-    {"attn_q.weight", MATRIX, AT(q), 0},
-    {"attn_q_a.weight", MATRIX, AT(q_a), 0},
-    {"attn_q_a_norm.weight", VECTOR, AT(q_a_norm), 0},
-    {"attn_q_b.weight", MATRIX, AT(q_b), 0},
-    {"attn_res_score.weight", VECTOR, AT(attn_res), 0},
-    {"attn_v.weight", MATRIX, AT(v), 0},
-    {"attn_v_b.weight", VALUE_ROWS, AT(kv_b), 0},
-    {"exp_probs_b.bias", VECTOR, AT(router_bias), 0},
-    {"ffn_down.weight", MATRIX, AT(down), 0},
-    {"ffn_down_exps.weight", EXPERTS, 0, offsetof(struct kd_expert, w2)},
-    {"ffn_down_shexp.weight", MATRIX, AT(down), 0},
-    {"ffn_gate.weight", MATRIX, AT(gate), 0},
-    {"ffn_gate_exps.weight", EXPERTS, 0, offsetof(struct kd_expert, w1)},
-    {"ffn_gate_inp.weight", FLOATS, AT(router), 0},
-    {"ffn_gate_shexp.weight", MATRIX, AT(gate), 0},
-    {"ffn_norm.weight", VECTOR, AT(post_norm), 0},
-    {"ffn_res_score.weight", VECTOR, AT(mlp_res), 0},
-    {"ffn_routed_down.weight", MATRIX, AT(routed_down), 0},
-    {"ffn_routed_norm.weight", VECTOR, AT(routed_norm), 0},
-    {"ffn_routed_up.weight", MATRIX, AT(routed_up), 0},
-    {"ffn_up.weight", MATRIX, AT(up), 0},
-    {"ffn_up_exps.weight", EXPERTS, 0, offsetof(struct kd_expert, w3)},
-    {"ffn_up_shexp.weight", MATRIX, AT(up), 0},
-    {"ssm_a", DECAY, AT(decay), 0},
-    {"ssm_beta.weight", MATRIX, AT(b), 0},
-    {"ssm_conv1d_k.weight", VECTOR, AT(k_conv), 0},
-    {"ssm_conv1d_q.weight", VECTOR, AT(q_conv), 0},
-    {"ssm_conv1d_v.weight", VECTOR, AT(v_conv), 0},
-    {"ssm_dt.bias", VECTOR, AT(dt_bias), 0},
-    {"ssm_f_a.weight", MATRIX, AT(f_a), 0},
-    {"ssm_f_b.weight", MATRIX, AT(f_b), 0},
-    {"ssm_g.weight", MATRIX, AT(g), 0},
-    {"ssm_norm.weight", VECTOR, AT(o_norm), 0},
+    {"attn_gate.weight", AT(g), MATRIX},
+    {"attn_k.weight", AT(k), MATRIX},
+    {"attn_k_b.weight", AT(kv_b), KEY_ROWS},
+    {"attn_kv_a_mqa.weight", AT(kv_a), MATRIX},
+    {"attn_kv_a_norm.weight", AT(kv_a_norm), VECTOR},
+    {"attn_norm.weight", AT(input_norm), VECTOR},
+    {"attn_output.weight", AT(o), MATRIX},
+    {"attn_q.weight", AT(q), MATRIX},
+    {"attn_q_a.weight", AT(q_a), MATRIX},
+    {"attn_q_a_norm.weight", AT(q_a_norm), VECTOR},
+    {"attn_q_b.weight", AT(q_b), MATRIX},
+    {"attn_res_score.weight", AT(attn_res), VECTOR},
+    {"attn_v.weight", AT(v), MATRIX},
+    {"attn_v_b.weight", AT(kv_b), VALUE_ROWS},
+    {"exp_probs_b.bias", AT(router_bias), VECTOR},
+    {"ffn_down.weight", AT(down), MATRIX},
+    {"ffn_down_exps.weight", offsetof(struct kd_expert, w2), EXPERTS},
+    {"ffn_down_shexp.weight", AT(down), MATRIX},
+    {"ffn_gate.weight", AT(gate), MATRIX},
+    {"ffn_gate_exps.weight", offsetof(struct kd_expert, w1), EXPERTS},
+    {"ffn_gate_inp.weight", AT(router), FLOATS},
+    {"ffn_gate_shexp.weight", AT(gate), MATRIX},
+    {"ffn_norm.weight", AT(post_norm), VECTOR},
+    {"ffn_res_score.weight", AT(mlp_res), VECTOR},
+    {"ffn_routed_down.weight", AT(routed_down), MATRIX},
+    {"ffn_routed_norm.weight", AT(routed_norm), VECTOR},
+    {"ffn_routed_up.weight", AT(routed_up), MATRIX},
+    {"ffn_up.weight", AT(up), MATRIX},
+    {"ffn_up_exps.weight", offsetof(struct kd_expert, w3), EXPERTS},
+    {"ffn_up_shexp.weight", AT(up), MATRIX},
+    {"ssm_a", AT(decay), DECAY},
+    {"ssm_beta.weight", AT(b), MATRIX},
+    {"ssm_conv1d_k.weight", AT(k_conv), VECTOR},
+    {"ssm_conv1d_q.weight", AT(q_conv), VECTOR},
+    {"ssm_conv1d_v.weight", AT(v_conv), VECTOR},
+    {"ssm_dt.bias", AT(dt_bias), VECTOR},
+    {"ssm_f_a.weight", AT(f_a), MATRIX},
+    {"ssm_f_b.weight", AT(f_b), MATRIX},
+    {"ssm_g.weight", AT(g), MATRIX},
+    {"ssm_norm.weight", AT(o_norm), VECTOR},
 };
 enum { ITEMS = sizeof items / sizeof *items };
 #define END_AT(member) offsetof(struct kd_k3_ends, member)
 static const struct item globals[] = {
-    {"output.weight", MATRIX, END_AT(head), 0},
-    {"output_norm.weight", VECTOR, END_AT(norm), 0},
-    {"output_res_score.weight", VECTOR, END_AT(out_res), 0},
-    {"token_embd.weight", MATRIX, END_AT(embed), 0},
+    {"output.weight", END_AT(head), MATRIX},
+    {"output_norm.weight", END_AT(norm), VECTOR},
+    {"output_res_score.weight", END_AT(out_res), VECTOR},
+    {"token_embd.weight", END_AT(embed), MATRIX},
 };
 
 /* One tensor to be written. */
@@ -331,7 +330,7 @@ static int put_experts(struct work *w, struct kd_outfile *f, const struct out *t
         struct kd_expert x;
         if (w->store->get(w->store, t->layer, e, &x, err))
             return -1;
-        const struct kd_mat *m = (const void *)((const char *)&x + t->item->expert);
+        const struct kd_mat *m = (const void *)((const char *)&x + t->item->at);
         if ((m->type == KD_MAT_MXFP4) != (t->type == KD_GT_MXFP4))
             return kd_fail(err, KD_ENOTSUP, "expert %lld is stored otherwise than the first one",
                            (long long)e);

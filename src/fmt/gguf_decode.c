@@ -167,8 +167,8 @@ static void q6_k_decode(const uint8_t *b, int64_t count, float *out)
             int half = i / 128, part = i % 128 / 32, l = i % 32;
             int low = b[half * 64 + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
             int high = b[128 + half * 32 + l] >> (part * 2) & 3;
-            int s = (int8_t)b[192 + half * 8 + part * 2 + l / 16];
-            *out++ = d * (float)s * (float)((low | high << 4) - 32);
+            float s = (float)(int8_t)b[192 + half * 8 + part * 2 + l / 16];
+            *out++ = d * s * (float)((low | high << 4) - 32);
         }
     }
 }

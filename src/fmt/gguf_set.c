@@ -90,7 +90,7 @@ int kd_gguf_set_check(const struct kd_gguf *const *heads, int64_t parts, struct 
     kd_names_init(&seen);
     int rc = 0;
     for (int64_t i = 0; !rc && i < parts; i++) {
-        int64_t mine;
+        int64_t mine = -1;
         rc = part_check(heads[i], i, parts, &mine, err) || names_check(&seen, heads[i], err);
         if (!rc && i > 0 && mine != total)
             rc = kd_fail(err, KD_ECORRUPT, "split.tensors.count says %lld, the first part's %lld",
