@@ -9,6 +9,7 @@
 #include "model/k3.h"
 #include "model/k3_names.h"
 
+#include <dirent.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -441,6 +442,32 @@ static int put_part(struct work *w, int64_t part, struct kd_err *err)
     return rc ? -1 : 0;
 }
 
+/* Unfinished files of a run that was killed: PREFIX...gguf.tmpXXXXXX. */
+static int sweep(const struct work *w, struct kd_err *err)
+{
+    char dir[4096], name[512], path[4096];
+    const char *slash = strrchr(w->prefix, '/');
+    snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - w->prefix) + 1 : 1,
+             slash ? w->prefix : ".");
+    kd_to_gguf_name(name, sizeof name, w->prefix);
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    if (!d)
+        return kd_fail_sys(err, "cannot read the folder '%s'", dir);
+    int rc = 0;
+    while (!rc && (e = readdir(d))) {
+        size_t n = strlen(e->d_name);
+        if (n < 10 || strncmp(e->d_name + n - 10, ".tmp", 4) != 0 || !strstr(e->d_name, ".gguf") ||
+            strncmp(e->d_name, name, strlen(name)) != 0)
+            continue;
+        rc = kd_path_join(path, sizeof path, dir, e->d_name, err);
+        if (!rc && unlink(path))
+            rc = kd_fail_sys(err, "cannot remove '%s'", path);
+    }
+    closedir(d);
+    return rc;
+}
+
 /* The state file says which source and settings the parts that are there belong to. */
 static int begin(struct work *w, struct kd_err *err)
 {
@@ -468,7 +495,7 @@ static int begin(struct work *w, struct kd_err *err)
     }
     kd_buf_release(&old);
     kd_buf_release(&b);
-    return rc;
+    return !rc && w->set->resume ? sweep(w, err) : rc;
 }
 
 static int check_disk(const struct work *w, struct kd_err *err)
