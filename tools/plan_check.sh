@@ -13,17 +13,16 @@ load=$(cut -d' ' -f1 /proc/loadavg)
 [ "$threads" -eq 1 ] || ! awk -v l="$load" -v t="$threads" 'BEGIN { exit !(l > 0.3 * t) }' ||
     echo "plan_check: load is $load: other work runs here, the figures are not to be trusted" >&2
 number() { sed -n "s/^ *\"$1\": \([0-9.e+-]*\),*\$/\1/p" "$2" | head -1; }
-# Seconds of the commands run so far: of the clock, or of the CPU.
+# Seconds of the commands run so far, in t: of the clock, or of the CPU (not in a subshell: it has its own).
 now() {
     if [ "$threads" -gt 1 ]; then
-        date +%s.%N
+        t=$(date +%s.%N)
     else
         times >"$work/times"
-        awk 'NR == 2 { split($1, u, "[ms]"); split($2, s, "[ms]"); print u[1] * 60 + u[2] + s[1] * 60 + s[2] }' \
-            "$work/times"
+        t=$(awk 'NR == 2 { split($1, u, "[ms]"); split($2, s, "[ms]"); print u[1] * 60 + u[2] + s[1] * 60 + s[2] }' \
+            "$work/times")
     fi
 }
-minus() { awk -v a="$1" -v b="$2" 'BEGIN { print a - b }'; }
 "$kondense" plan "$model" --this --bpw "$bpw" --threads "$threads" --json "$work/plan.json" >"$work/plan.txt"
 grep "here" "$work/plan.txt" || true
 said_decode=$(number tokens_s "$work/plan.json")
@@ -37,13 +36,15 @@ else
     generate() {
         "$kondense" generate "$model" --ids 40,41,42,43 --tokens "$1" --temp 1.5 --threads 1 --json >"$work/ids.json"
     }
-    a=$(now); generate 1; b=$(now); generate 448; c=$(now)
+    now; a=$t; generate 1; now; b=$t; generate 448; now
     made=$(sed -n '/"ids"/,/]/p' "$work/ids.json" | grep -c '[0-9]')
-    decode=$(awk -v a="$a" -v b="$b" -v c="$c" -v n="$made" 'BEGIN { print (n - 1) / (c - b - (b - a)) }')
+    decode=$(awk -v a="$a" -v b="$b" -v c="$t" -v n="$made" 'BEGIN { print (n - 1) / (c - b - (b - a)) }')
 fi
-start=$(now)
+now
+start=$t
 "$kondense" convert "$model" "$work/out" --bpw "$bpw" --calib "$calib" --threads "$threads" --quiet >/dev/null
-convert=$(minus "$(now)" "$start")
+now
+convert=$(awk -v a="$t" -v b="$start" 'BEGIN { print a - b }')
 awk -v pd="$said_decode" -v rd="$decode" -v pc="$(number convert_s "$work/plan.json")" -v rc="$convert" \
     -v tol="$tolerance" '
     function off(p, r) { return p / r - 1 }

@@ -9,29 +9,34 @@
 #include <math.h>
 #include <string.h>
 
-enum { RATES_MAX = 16, BLOCK_TOKENS = 2048, TILES = 4, GROUP = 4, MEASURE_TOKENS = 512 };
+enum { TILES = 4, GROUP = 4, COARSE = 10, MEASURE_TOKENS = 512 };
 static const double each_s = 0.12;
 
 struct counts {
     const struct kd_run *run;
     const struct kd_plan_target *to;
     double tokens;
-    double tiles[129];                     /* searches, by sixteenths of a bit */
-    double hessian;                        /* multiply-adds of rank updates, upper half */
-    double feedback;                       /* of LDLQ, refit and figures */
+    double tiles[129]; /* searches, by sixteenths of a bit */
+    double wide[129];  /* those of the scale search's coarse points: targets far outside the
+                          codebook's range are searched a second time with wider costs */
+    double hessian;    /* multiply-adds of rank updates, upper half */
+    double feedback;   /* of LDLQ, refit and figures */
     double mul_bf16, mul_exl3, mul_expert; /* of products with tokens: at the trunk's and the
                                               experts' rates */
 };
 
-/* Searches of the scale (codec/exl3_scale.c) beside those of the tensor itself. */
-static double scale_tiles(double tk, double tn)
+/* Searches of the scale (codec/exl3_scale.c) beside those of the tensor itself; the coarse ones go
+ * to *wide. */
+static double scale_tiles(double tk, double tn, double *wide)
 {
     double all = tk * tn, longer = tk > tn ? tk : tn;
+    *wide = 0;
     if (all < 1024)
         return 3 * (all / 8 < 16 ? all / 8 : 16);
     double extremes = 3 * longer / 16 > 8 ? 3 * longer / 16 : 8;
     double sample = 3 * longer + 2 * extremes;
-    return 10 * sample / 3 + 5 * sample;
+    *wide = COARSE * ceil(sample / 3);
+    return 5 * sample;
 }
 
 static double padded(int64_t n)
@@ -56,7 +61,9 @@ static void quantize(struct counts *c, const char *row, enum kd_k3_kind kind, in
     double k = padded(cols), n = padded(rows), tk = k / 16, tn = n / 16;
     if (!rate16)
         return;
-    c->tiles[rate16] += times * (tk * tn * balance(c, tn) + scale_tiles(tk, tn));
+    double wide, own = scale_tiles(tk, tn, &wide);
+    c->tiles[rate16] += times * (tk * tn * balance(c, tn) + own);
+    c->wide[rate16] += times * wide;
     c->feedback += times * (n * k * k * 5.5 + 3 * k * k * k / 6);
 }
 
@@ -171,6 +178,8 @@ struct kernel {
     const struct kd_mat *w;
     int64_t tokens;
     float *x, *y;
+    const float *gauss; /* [scales][TILES][256] */
+    int64_t scales;
     uint16_t *states;
     void **scratch;
     struct kd_rate rate;
@@ -180,17 +189,33 @@ struct kernel {
 static void search_item(void *ctx, int64_t i, int worker)
 {
     const struct kernel *k = ctx;
-    (void)i;
-    k->run->kern->trellis_search(k->x, TILES, k->rate, KD_CB_MUL1, 128,
+    const float *x = k->gauss + i % k->scales * TILES * KD_TILE_WEIGHTS;
+    k->run->kern->trellis_search(x, TILES, k->rate, KD_CB_MUL1, 128,
                                  k->states + (int64_t)worker * TILES * KD_TILE_WEIGHTS,
                                  k->scratch[worker]);
 }
 
+/* n groups of tiles, or n times one group at each of the coarse points' scales. */
 static int search(const struct kernel *k, int64_t n, struct kd_err *err)
 {
     (void)err;
-    kd_pool_run(k->run->pool, n, search_item, (void *)(uintptr_t)k);
+    kd_pool_run(k->run->pool, n * k->scales, search_item, (void *)(uintptr_t)k);
     return 0;
+}
+
+/* Unit Gaussian tiles, first as they are, then times the coarse points' scales: 0.1 to 1.9 times
+ * the standard deviation of the other codebooks. */
+static void fill_gauss(float *out)
+{
+    enum { N = TILES * KD_TILE_WEIGHTS };
+    for (int64_t i = 0; i < N; i++) {
+        double u = 1 - kd_rand_unit(7, (uint64_t)(2 * i)),
+               v = kd_rand_unit(7, (uint64_t)(2 * i + 1));
+        out[i] = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+    }
+    for (int64_t p = 0; p < COARSE; p++)
+        for (int64_t i = 0; i < N; i++)
+            out[(p + 1) * N + i] = out[i] * (float)(1.24371088 * (0.1 + 0.2 * (double)p));
 }
 
 /* Blocks of 96 x 96 of a rank update, as la/la_exact.c cuts it. */
@@ -250,18 +275,27 @@ static int rate_of(double *out, const struct kernel *k,
 static int search_seconds(struct kd_forecast *f, const struct counts *c, struct kernel *k,
                           struct kd_err *err)
 {
-    for (unsigned r = 16; r <= 128; r++) {
+    enum { N = TILES * KD_TILE_WEIGHTS };
+    float *gauss;
+    int rc = kd_mem_new(&gauss, (1 + COARSE) * (int64_t)N, sizeof *gauss, "tiles", err);
+    if (!rc)
+        fill_gauss(gauss);
+    for (unsigned r = 16; !rc && r <= 128; r++) {
         double rate;
-        /* A fractional average is met by its neighbouring sixteenths; one of them is measured. */
-        if (!(c->tiles[r] > 0))
-            continue;
         k->rate = kd_rate_from16(r);
-        if (rate_of(&rate, k, search, TILES, err))
-            return -1;
-        f->tiles += c->tiles[r];
-        f->search_s += c->tiles[r] / rate;
+        for (int wide = 0; !rc && wide < 2; wide++) {
+            double tiles = wide ? c->wide[r] : c->tiles[r];
+            if (!(tiles > 0))
+                continue;
+            k->scales = wide ? COARSE : 1;
+            k->gauss = gauss + (wide ? N : 0);
+            rc = rate_of(&rate, k, search, (double)(TILES * k->scales), err);
+            f->tiles += tiles;
+            f->search_s += rc ? 0 : tiles / rate;
+        }
     }
-    return 0;
+    kd_mem_free(gauss);
+    return rc;
 }
 
 static int product_seconds(double *seconds, double macs, struct kernel *k, struct kd_mat *w,
