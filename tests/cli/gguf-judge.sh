@@ -11,7 +11,7 @@ trap 'rm -rf "$tmp"' EXIT
 skipped=0
 ask() { # JUDGE ARGS...
     local rc=0
-    timeout 300 "$python" "$KONDENSE_SOURCE/tests/judge/$1.py" "${@:2}" || rc=$?
+    timeout 300 "$python" "$KONDENSE_TEST_ROOT/tests/judge/$1.py" "${@:2}" || rc=$?
     [ $rc = 0 ] || [ $rc = 77 ] || { echo "gguf-judge: $* failed" >&2; exit 1; }
     [ $rc = 0 ] || skipped=77
 }
