@@ -297,6 +297,38 @@ static void glossary(struct kd_buf *out)
     kd_buf_str(out, "</table></section>\n");
 }
 
+/* A row a machine. */
+static void compared(struct kd_buf *out, const struct kd_plan *p)
+{
+    char text[128];
+    kd_buf_str(out,
+               "<section><h2>Side by side</h2>\n<table><tr><th>machine</th><th class=\"l\">verdict"
+               "</th><th class=\"l\">form</th><th>weights, GiB</th><th>room, GiB</th><th>tok/s</th>"
+               "<th>prompts, tok/s</th><th>hours to make</th><th>USD</th></tr>\n");
+    for (int i = 0; i < p->columns; i++) {
+        const struct kd_plan_column *c = &p->column[i];
+        const struct kd_plan_fit *f = c->chosen;
+        const struct kd_plan_hours *h = c->machine.count > 1 ? c->all : c->one;
+        bool runs = f->verdict == KD_PLAN_FITS || f->verdict == KD_PLAN_FROM_DISK;
+        kd_buf_str(out, "<tr>");
+        snprintf(text, sizeof text, c->machine.count > 1 ? "%s:%d" : "%s", c->machine.key,
+                 c->machine.count);
+        cell(out, "l", text);
+        cell(out, "l", kd_plan_verdict_text(f->verdict));
+        cell(out, "l", c->chosen_name);
+        kd_buf_printf(out, "<td>%.1f</td><td>%.1f</td>", f->device_gib,
+                      kd_machine_room_gib(&c->machine) - f->cache_gib);
+        if (runs)
+            kd_buf_printf(out, "<td>%.1f\u2013%.1f</td><td>%.0f</td>", f->band[0], f->band[1],
+                          f->prefill.tokens_s);
+        else
+            kd_buf_str(out, "<td>\u2013</td><td>\u2013</td>");
+        kd_buf_printf(out, "<td>%.1f\u2013%.1f</td><td>%.0f</td></tr>\n", h[0].total, h[1].total,
+                      f->price_usd);
+    }
+    kd_buf_str(out, "</table></section>\n");
+}
+
 void kd_plan_html(struct kd_buf *out, const struct kd_plan *p)
 {
     char all[32], active[32];
@@ -313,6 +345,8 @@ void kd_plan_html(struct kd_buf *out, const struct kd_plan *p)
         "</h1>\n<p class=\"dim\">%s parameters, %s of them for a token; %g sequence%s of %.0f "
         "tokens; Kondense " KD_VERSION "</p>\n",
         all, active, p->use.sequences, p->use.sequences > 1 ? "s" : "", p->use.context);
+    if (p->columns > 1)
+        compared(out, p);
     for (int i = 0; i < p->columns; i++)
         column(out, p, &p->column[i]);
     if (p->columns > 1) {

@@ -87,11 +87,35 @@ static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd
                   m->count > 1 ? all : "", m->count > 1 ? " on all of them" : "");
 }
 
+static void compared(struct kd_buf *out, const struct kd_plan_column *c)
+{
+    const struct kd_plan_fit *f = c->chosen;
+    char name[96], band[80] = "-", hours[80], price[32] = "-", prompts[32] = "-";
+    snprintf(name, sizeof name, c->machine.count > 1 ? "%s:%d" : "%s", c->machine.key,
+             c->machine.count);
+    bool runs = f->verdict == KD_PLAN_FITS || f->verdict == KD_PLAN_FROM_DISK;
+    if (runs) {
+        range(band, sizeof band, f->band[0], f->band[1]);
+        snprintf(prompts, sizeof prompts, "%.0f", f->prefill.tokens_s);
+    }
+    hours_text(hours, sizeof hours, c->machine.count > 1 ? c->all : c->one);
+    if (f->price_usd > 0)
+        snprintf(price, sizeof price, "%.0f", f->price_usd);
+    kd_buf_printf(out, "  %-16.16s %-14s %-16s %9.1f %9.1f  %-14s %8s  %-18s %8s\n", name,
+                  kd_plan_verdict_text(f->verdict), c->chosen_name, f->device_gib,
+                  kd_machine_room_gib(&c->machine) - f->cache_gib, band, prompts, hours, price);
+}
+
+/* Machines side by side, and all of them as one farm. */
 static void together(struct kd_buf *out, const struct kd_plan *p)
 {
     char text[80];
     if (p->columns < 2)
         return;
+    kd_buf_printf(out, "\n  %-16s %-14s %-16s %9s %9s  %-14s %8s  %-18s %8s\n", "side by side", "",
+                  "form", "weights", "room", "tok/s", "prompts", "making it", "USD");
+    for (int i = 0; i < p->columns; i++)
+        compared(out, &p->column[i]);
     hours_text(text, sizeof text, p->together);
     kd_buf_printf(out, "\nmaking it on all of these machines together: %s\n", text);
 }

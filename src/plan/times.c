@@ -77,6 +77,9 @@ struct kd_plan_hours kd_plan_hours_one(const struct kd_plan_effort *e, const str
                               .calibrate = flop_hours(e->calibrate_flop, m, scale),
                               .trunk = trunk_hours(e, m, scale),
                               .serial = serial_hours(e, m, scale)};
+    /* A machine that cannot encode or calibrate makes nothing. */
+    if (!(m->tiles_s.v > 0) || !(m->fp32_tflops.v > 0) || !m->supported)
+        return (struct kd_plan_hours){.total = 0};
     h.total = h.encode + h.calibrate + h.trunk + h.serial;
     return h;
 }

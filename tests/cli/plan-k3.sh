@@ -6,8 +6,8 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 fail() { echo "plan-k3: $1" >&2; exit 1; }
 "$KONDENSE" plan --machine spark:8 --machine gb300 --json "$tmp/p.json" --html "$tmp/p.html" >"$tmp/p.txt"
-head -24 "$tmp/p.txt" | grep -q "fits as EXL3" || fail "no verdict on the first screen"
-grep -q "making it on all of these machines together" "$tmp/p.txt" || fail "no farm"
+head -24 "$tmp/p.txt" | grep -q "making it on all of these machines together" || fail "verdicts of two machines take more than a screen"
+grep -q "fits as EXL3" "$tmp/p.txt" || fail "no verdict"
 grep -q "8 &#\|8 ×" "$tmp/p.html" || fail "no heading"
 python3 - "$tmp/p.json" <<'P' || fail "JSON"
 import json, sys
