@@ -34,7 +34,9 @@ void kd_choice_release(struct kd_choice *c)
     kd_ngram_release(&c->ngram);
     kd_stop_scan_release(&c->scan);
     kd_mem_free(c->counts);
+    kd_mem_free(c->logits);
     c->counts = NULL;
+    c->logits = NULL;
     pthread_mutex_lock(&e->lock);
     e->reserved -= c->reserved;
     c->reserved = 0;

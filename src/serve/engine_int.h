@@ -32,6 +32,7 @@ enum kd_stage {
     KD_STAGE_PREFILL,
     KD_STAGE_REPLAY,  /* was parked: its own tokens again, one by one, as they were made */
     KD_STAGE_PARKED,  /* without memory: all that is left are its tokens */
+    KD_STAGE_READ,    /* the very same prompt was read before: its logits are there */
     KD_STAGE_SIBLING, /* waits for choice 0's prefill */
     KD_STAGE_DECODE,
     KD_STAGE_ENDED
@@ -55,6 +56,7 @@ struct kd_choice {
     int64_t planned;  /* tokens there is memory for */
     int64_t reserved; /* bytes of the plan that go when this choice ends */
     bool draftable;   /* room for taking drafts back is reserved */
+    float *logits;    /* of KD_STAGE_READ */
     struct kd_pick pick;
     int32_t *counts; /* for the penalties, or NULL */
     struct kd_ngram ngram;
@@ -161,6 +163,7 @@ struct kd_engine {
     /* worker */
     struct kd_todo *todo; /* [max_running + 1] */
     int64_t todo_count;
+    bool any_read;       /* a choice of KD_STAGE_READ waits for a step */
     int64_t decode_rows; /* of this step */
     struct kd_k3_feed *feeds;
     float *logits, *scratch; /* scratch: vocab floats a thread */
@@ -203,6 +206,11 @@ int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t
 bool kd_lane_follows(struct kd_engine *e, const struct kd_choice *c);
 /* Stands at l->fed: keeps a checkpoint if this is a place for one. */
 void kd_lane_checkpoint(struct kd_engine *e, const struct kd_lane *l);
+/* Whether the whole prompt was read before: then the sequence stands at its end, with *logits. */
+int kd_lane_read(struct kd_engine *e, struct kd_lane *l, float **logits,
+                 struct kd_err *err) KD_MUST;
+/* The prompt is read: keeps its end. */
+void kd_lane_keep_end(struct kd_engine *e, const struct kd_lane *l, const float *logits);
 /* The longest prefix the cache has, or a new sequence. *load: wait for the disk. */
 int kd_lane_begin(struct kd_engine *e, struct kd_lane *l, bool disk, int64_t *load,
                   struct kd_err *err) KD_MUST;

@@ -4,7 +4,10 @@
 
 #include <string.h>
 
-enum { FOLLOW_MIN = 128 }; /* tokens that waiting must save */
+enum {
+    FOLLOW_MIN = 128, /* tokens that waiting must save */
+    END_MIN = 512     /* shorter prompts are soon read to their ends from the last checkpoint */
+};
 
 void kd_lane_release(struct kd_lane *l)
 {
@@ -91,6 +94,23 @@ void kd_lane_checkpoint(struct kd_engine *e, const struct kd_lane *l)
 {
     if (is_checkpoint(e, l, l->fed))
         kd_prefix_put(e->prefix, &l->key, l->ids.id, l->seq);
+}
+
+int kd_lane_read(struct kd_engine *e, struct kd_lane *l, float **logits, struct kd_err *err)
+{
+    *logits = NULL;
+    if (!e->prefix || l->prompt < END_MIN)
+        return 0;
+    if (kd_prefix_find_end(e->prefix, &l->key, l->ids.id, l->prompt, &l->seq, logits, err))
+        return -1;
+    l->fed = l->seq ? l->prompt : 0;
+    return 0;
+}
+
+void kd_lane_keep_end(struct kd_engine *e, const struct kd_lane *l, const float *logits)
+{
+    if (e->prefix && l->prompt >= END_MIN)
+        kd_prefix_put_end(e->prefix, &l->key, l->ids.id, l->seq, logits, e->cfg->vocab);
 }
 
 int kd_lane_begin(struct kd_engine *e, struct kd_lane *l, bool disk, int64_t *load,

@@ -48,6 +48,7 @@ void kd_prefix_entry_drop(struct kd_prefix_entry *e)
     if (!e || atomic_fetch_sub(&e->refs, 1) != 1)
         return;
     kd_k3_seq_close(e->seq);
+    kd_mem_free(e->logits);
     kd_mem_free(e->ids);
     kd_mem_free(e);
 }
@@ -100,7 +101,8 @@ static void link_newest(struct kd_prefix *p, struct kd_prefix_entry *e)
 
 static int64_t own_bytes(const struct kd_prefix_entry *e)
 {
-    return (int64_t)sizeof *e + e->count * (int64_t)sizeof *e->ids;
+    return (int64_t)sizeof *e + e->count * (int64_t)sizeof *e->ids +
+           e->logits_count * (int64_t)sizeof *e->logits;
 }
 
 static void account(struct kd_prefix *p, int64_t bytes, int64_t entries, int64_t evicted)
@@ -259,6 +261,51 @@ void kd_prefix_put(struct kd_prefix *p, const struct kd_prefix_key *k, const int
     if (p->disk)
         kd_prefix_disk_save(p->disk, e);
     insert(p, e);
+}
+
+/* Apart from the hash of a state to go on from at the same place. */
+static uint64_t end_hash(const struct kd_prefix *p, const struct kd_prefix_key *k,
+                         const int32_t *ids, int64_t count)
+{
+    int64_t whole = count - count % KD_K3_PAGE;
+    return ~kd_xxh64(ids + whole, (size_t)(count - whole) * sizeof *ids,
+                     chain_to(p, k, ids, whole));
+}
+
+void kd_prefix_put_end(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
+                       const struct kd_k3_seq *seq, const float *logits, int64_t vocab)
+{
+    int64_t count = kd_k3_seq_pos(seq);
+    uint64_t hash = end_hash(p, k, ids, count);
+    struct kd_prefix_entry *e;
+    struct kd_err err;
+    if (p->o.bytes <= 0 || look(p, hash, k, ids, count))
+        return;
+    if (kd_prefix_entry_new(&e, hash, k, ids, count, &err) || kd_k3_seq_copy(&e->seq, seq, &err) ||
+        kd_mem_new(&e->logits, vocab, sizeof *e->logits, "cached logits", &err)) {
+        kd_log(KD_LOG_WARN, "serve", "msg=\"a prompt's end could not be cached: %s\"", err.msg);
+        kd_prefix_entry_drop(e);
+        return;
+    }
+    memcpy(e->logits, logits, (size_t)vocab * sizeof *logits);
+    e->logits_count = vocab;
+    insert(p, e);
+}
+
+int kd_prefix_find_end(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
+                       int64_t count, struct kd_k3_seq **seq, float **logits, struct kd_err *err)
+{
+    struct kd_prefix_entry *e = look(p, end_hash(p, k, ids, count), k, ids, count);
+    *seq = NULL;
+    *logits = NULL;
+    if (!e)
+        return 0;
+    unlink_use(p, e);
+    link_newest(p, e);
+    if (kd_mem_new(logits, e->logits_count, sizeof **logits, "cached logits", err))
+        return -1;
+    memcpy(*logits, e->logits, (size_t)e->logits_count * sizeof **logits);
+    return kd_k3_seq_copy(seq, e->seq, err);
 }
 
 void kd_prefix_poll(struct kd_prefix *p)

@@ -55,6 +55,15 @@ bool kd_prefix_has(const struct kd_prefix *p, const struct kd_prefix_key *k, con
 void kd_prefix_put(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
                    const struct kd_k3_seq *seq);
 
+/* The end of a whole prompt, at any position, with the logits of its last token: of use to the very
+ * same prompt alone, which then begins its answer at once. Memory only. */
+void kd_prefix_put_end(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
+                       const struct kd_k3_seq *seq, const float *logits, int64_t vocab);
+/* A new sequence and a copy of the logits, or *seq NULL. */
+int kd_prefix_find_end(struct kd_prefix *p, const struct kd_prefix_key *k, const int32_t *ids,
+                       int64_t count, struct kd_k3_seq **seq, float **logits,
+                       struct kd_err *err) KD_MUST;
+
 struct kd_prefix_figures {
     int64_t bytes, entries, evicted;
     int64_t disk_bytes, disk_entries, disk_hits, disk_written, disk_refused;

@@ -15,6 +15,8 @@ struct kd_prefix_entry {
     struct kd_prefix_key key;
     int32_t *ids; /* [count] */
     struct kd_k3_seq *seq;
+    float *logits; /* of an end: of its last token; never on disk */
+    int64_t logits_count;
     struct kd_prefix_entry *next;          /* of its bucket, or of a list of loads */
     struct kd_prefix_entry *newer, *older; /* by last use */
 };

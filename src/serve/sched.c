@@ -146,6 +146,13 @@ static void set_out(struct kd_engine *e, struct kd_request *r)
             if (i)
                 r->choices[i].stage = KD_STAGE_SIBLING;
         }
+    if (!rc && c->stage == KD_STAGE_START && r->spec.max_tokens)
+        rc = kd_lane_read(e, &c->lane, &c->logits, &err);
+    if (!rc && c->logits) {
+        c->stage = KD_STAGE_READ;
+        count_cache(e, c);
+        return;
+    }
     if (!rc)
         rc = kd_lane_begin(e, &c->lane, !c->loaded, &c->load, &err);
     if (rc) {
@@ -188,12 +195,14 @@ static void add(struct kd_engine *e, struct kd_choice *c, struct kd_lane *l, int
 static int64_t look_around(struct kd_engine *e)
 {
     int64_t decoding = 0, paused = 0, parked = 0;
+    e->any_read = false;
     pthread_mutex_lock(&e->lock);
     for (struct kd_request *r = e->running; r; r = r->next) {
         bool full = r->ring_used >= e->o.events;
         for (int64_t i = 0; i < r->spec.choices; i++) {
             struct kd_choice *c = &r->choices[i];
             c->paused = full && c->stage == KD_STAGE_DECODE;
+            e->any_read = e->any_read || c->stage == KD_STAGE_READ;
             paused += c->paused;
             parked += c->stage == KD_STAGE_PARKED;
             decoding += c->stage == KD_STAGE_DECODE && !c->paused;
@@ -291,7 +300,7 @@ static void plan(struct kd_engine *e)
             budget = fit < KD_K3_PAGE ? KD_K3_PAGE : (int64_t)fit / KD_K3_PAGE * KD_K3_PAGE;
     }
     add_prefill(e, budget);
-    if (!e->todo_count && kd_plan_park_one(e)) {
+    if (!e->todo_count && !e->any_read && kd_plan_park_one(e)) {
         plan(e);
         return;
     }
@@ -391,11 +400,11 @@ void *kd_sched_thread(void *engine)
         admit(e, now);
         start_all(e);
         plan(e);
-        if (e->todo_count)
+        if (e->todo_count || e->any_read)
             kd_step_run(e);
         if (e->idle_on && e->idle_lane.fed >= e->idle_lane.prompt - 1)
             kd_idle_drop(e);
-        bool quiet = !e->todo_count;
+        bool quiet = !e->todo_count && !e->any_read;
         for (const struct kd_request *r = e->running; r && quiet; r = r->next)
             for (int64_t i = 0; i < r->spec.choices; i++)
                 quiet = quiet && r->choices[i].stage != KD_STAGE_ENDED;

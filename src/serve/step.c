@@ -131,6 +131,8 @@ static void fan_out(struct kd_engine *e, const struct kd_todo *t)
 {
     struct kd_request *r = t->c->r;
     const struct kd_lane *from = t->lane;
+    if (r->spec.max_tokens)
+        kd_lane_keep_end(e, from, t->logits);
     for (int64_t i = 0; i < r->spec.choices; i++) {
         struct kd_choice *c = &r->choices[i];
         struct kd_err err;
@@ -150,6 +152,20 @@ static void fan_out(struct kd_engine *e, const struct kd_todo *t)
                 .c = c, .lane = &c->lane, .logits = t->logits, .rows = 1, .active = true};
         }
         c->stage = KD_STAGE_DECODE;
+    }
+}
+
+/* Prompts that were read before begin their answers here. */
+static void begin_read(struct kd_engine *e)
+{
+    for (struct kd_request *r = e->running; r; r = r->next) {
+        struct kd_choice *c = &r->choices[0];
+        if (c->stage != KD_STAGE_READ)
+            continue;
+        struct kd_todo *t = &e->todo[e->todo_count++];
+        *t = (struct kd_todo){
+            .c = c, .lane = &c->lane, .logits = c->logits, .rows = 1, .active = true};
+        fan_out(e, t);
     }
 }
 
@@ -179,6 +195,7 @@ static void advance(struct kd_engine *e)
         else if (t->c && t->lane->fed == t->lane->prompt)
             fan_out(e, t);
     }
+    begin_read(e);
     for (int64_t i = 0; i < e->todo_count; i++)
         e->todo[i].active = e->todo[i].active && e->todo[i].rows > 0;
 }

@@ -410,6 +410,48 @@ static void choices(void **state)
     kd_engine_close(e);
 }
 
+/* The very same prompt again is not read at all, whatever its length, and its answers have the same
+ * bits; one token more, or another owner, and it is. */
+static void same_prompt_again(void **state)
+{
+    enum { COUNT = 600 + 23 };
+    struct kd_engine_options o = full;
+    struct answer *a;
+    int32_t ids[COUNT + 1];
+    struct kd_engine_metrics before, after;
+    (void)state;
+    o.no_idle_prefill = true;
+    must(kd_mem_zero(&a, 3, sizeof *a, "answers", &err));
+    make_prompt(ids, COUNT + 1, 77);
+    struct kd_engine *e = engine_on_nano(&o);
+    struct kd_request_spec s = {.prompt = ids,
+                                .prompt_count = COUNT,
+                                .max_tokens = 20,
+                                .choices = 2,
+                                .ignore_eos = true,
+                                .logprobs = 3,
+                                .sampling = {.temperature = 0.9, .top_p = 1, .seed = 5}};
+    ask(e, &s, &a[0]);
+    assert_int_equal(a[0].usage.cached_tokens, 0);
+    kd_engine_metrics(e, &before);
+    ask(e, &s, &a[1]);
+    kd_engine_metrics(e, &after);
+    assert_int_equal(a[1].usage.cached_tokens, COUNT);
+    assert_int_equal(after.prefill_tokens, before.prefill_tokens);
+    for (int c = 0; c < 2; c++)
+        same_choice(&a[0], c, &a[1], c, "the same prompt again");
+    s.prompt_count = COUNT + 1;
+    ask(e, &s, &a[2]);
+    assert_int_equal(a[2].usage.cached_tokens, COUNT / 64 * 64);
+    s.prompt_count = COUNT;
+    snprintf(s.owner, sizeof s.owner, "another");
+    ask(e, &s, &a[2]);
+    assert_int_equal(a[2].usage.cached_tokens, 0);
+    same_choice(&a[0], 0, &a[2], 0, "another owner");
+    kd_engine_close(e);
+    kd_mem_free(a);
+}
+
 /* Prompts that repeat themselves make drafts; the answer is the same, and drafts are accepted. */
 static void drafts_change_nothing(void **state)
 {
@@ -456,6 +498,7 @@ int main(void)
                                        cmocka_unit_test(disk),
                                        cmocka_unit_test(budgets),
                                        cmocka_unit_test(choices),
+                                       cmocka_unit_test(same_prompt_again),
                                        cmocka_unit_test(drafts_change_nothing)};
     return cmocka_run_group_tests(tests, NULL, nothing_left);
 }
