@@ -159,7 +159,7 @@ static void sizes(struct kd_buf *out, const struct kd_plan *p)
 
 static void one_form(struct kd_buf *out, const char *name, const struct kd_plan_fit *f)
 {
-    char devices[16] = "-";
+    char devices[16] = "-", ceiling[80], band[80];
     if (f->devices_needed)
         snprintf(devices, sizeof devices, "%d", f->devices_needed);
     kd_buf_printf(out, "  %-18s %9.1f %9.1f %9.1f %8s", name, f->device_gib, f->cache_gib,
@@ -167,13 +167,15 @@ static void one_form(struct kd_buf *out, const char *name, const struct kd_plan_
     if (f->verdict == KD_PLAN_TOO_BIG)
         kd_buf_str(out, "   does not fit\n");
     else
-        kd_buf_printf(out, "  %7.1f  %6.2f \u2013 %-6.2f %s\n", f->step[2].tokens_s, f->band[0],
-                      f->band[1], kd_plan_verdict_text(f->verdict));
+        kd_buf_printf(
+            out, "  %-14s %-14s %s\n",
+            range(ceiling, sizeof ceiling, f->step[0].tokens_s, f->step[KD_HITS - 1].tokens_s),
+            range(band, sizeof band, f->band[0], f->band[1]), kd_plan_verdict_text(f->verdict));
 }
 
 static void forms(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
-    kd_buf_printf(out, "  %-18s %9s %9s %9s %8s %8s  %15s\n", "form", "weights", "caches", "free",
+    kd_buf_printf(out, "  %-18s %9s %9s %9s %8s  %-14s %s\n", "form", "weights", "caches", "free",
                   "devices", "ceiling", "expect");
     for (int t = 0; t < p->targets; t++)
         one_form(out, p->target[t].name, &c->fit[t]);
@@ -181,9 +183,9 @@ static void forms(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
         one_form(out, c->best_target.name, &c->best);
     for (int q = 0; q < p->quants; q++)
         one_form(out, kd_plan_published[q].name, &c->quant[q]);
-    kd_buf_str(out, "  GiB on each device after cutting; devices that would hold it in memory; "
-                    "ceiling in tok/s at "
-                    "a hit rate of 0.63\n");
+    kd_buf_str(out,
+               "  GiB on each device after cutting; devices that would hold it in memory; tok/s "
+               "over the range of hit rates\n");
 }
 
 static void places(struct kd_buf *out, const struct kd_plan_column *c)
