@@ -84,7 +84,7 @@ static int check_merges(const struct kd_tok *t, const struct kd_gguf_kv *merges,
     return rc;
 }
 
-static int read_keys(struct kd_tok *t, const struct kd_gguf *g, struct kd_err *err)
+int kd_tok_read_gguf(struct kd_tok *t, const struct kd_gguf *g, struct kd_err *err)
 {
     const struct kd_gguf_kv *tokens = kd_gguf_key(g, "tokenizer.ggml.tokens"),
                             *types = kd_gguf_key(g, "tokenizer.ggml.token_type"),
@@ -130,7 +130,7 @@ int kd_tok_load_gguf(struct kd_tok *t, const char *path, bool *found, struct kd_
     if (kd_gguf_open(&set, path, err))
         return -1;
     *found = kd_gguf_key(&set.parts[0].head, "tokenizer.ggml.tokens") != NULL;
-    int rc = *found ? read_keys(t, &set.parts[0].head, err) : 0;
+    int rc = *found ? kd_tok_read_gguf(t, &set.parts[0].head, err) : 0;
     if (rc)
         kd_wrap(err, "%s", set.parts[0].path);
     kd_gguf_close(&set);

@@ -6,6 +6,8 @@
 #include "text/tok.h"
 #include "text/uclass.h"
 
+struct kd_gguf;
+
 enum { KD_TOK_SPECIALS = 256 };
 
 struct kd_tok {
@@ -21,6 +23,8 @@ int kd_tok_set_special(struct kd_tok *t, int64_t slot, const char *content, size
 int kd_tok_complete(struct kd_tok *t, struct kd_err *err) KD_MUST;
 /* Ranks and special tokens from a GGUF's keys; *found = false when it has none. */
 int kd_tok_load_gguf(struct kd_tok *t, const char *path, bool *found, struct kd_err *err) KD_MUST;
+/* The same from a head that has tokens. */
+int kd_tok_read_gguf(struct kd_tok *t, const struct kd_gguf *g, struct kd_err *err) KD_MUST;
 /* The folder of a file, or the folder itself. */
 void kd_tok_folder(char *out, size_t size, const char *path);
 

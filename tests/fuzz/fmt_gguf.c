@@ -1,6 +1,7 @@
 /* Any bytes as the head of a GGUF: refused, asking for more, or each tensor lies inside the file
- * and a plan of what was read gives the same head again. */
+ * and a plan of what was read gives the same head again; then its keys as a config. */
 #include "fmt/gguf.h"
+#include "fmt/gguf_config.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +62,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             abort();
     }
     plan_again(&g, data);
+    char path[] = "fuzz";
+    struct kd_gguf_part part = {.path = path, .head = g};
+    struct kd_gguf_set set = {.parts = &part, .part_count = 1};
+    struct kd_json *config;
+    if (!kd_gguf_config(&config, &set, &err))
+        kd_json_free(config);
+    const struct kd_gguf *heads[] = {&g};
+    (void)!kd_gguf_set_check(heads, 1, &err);
     kd_gguf_release(&g);
     return 0;
 }
