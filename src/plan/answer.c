@@ -80,6 +80,8 @@ static int devices_needed(const struct kd_plan_bytes *b, const struct kd_plan_mo
                           const struct kd_machine *machine, const struct kd_plan_use *use)
 {
     int64_t most = m->cfg.heads < CUT_MAX ? m->cfg.heads : CUT_MAX;
+    if (!(machine->link_gb_s.v > 0))
+        most = 1;
     for (int n = 1; n <= most; n++)
         if (holds(b, m, machine, use, n))
             return n;

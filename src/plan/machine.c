@@ -295,6 +295,9 @@ int kd_machine_find(struct kd_machine *m, const char *text, struct kd_err *err)
     else if (load(m, name, err))
         return -1;
     m->count = (int)count;
+    if (count > 1 && m->supported && !(m->link_gb_s.v > 0))
+        return kd_fail(err, KD_EINVAL,
+                       "machine '%.60s': devices without 'link_gb_s' cannot share a model", text);
     return 0;
 }
 

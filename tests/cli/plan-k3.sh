@@ -32,7 +32,7 @@ done
 cat >"$tmp/box.json" <<'J'
 {"format": 1, "name": "box", "title": "a box", "tiers": [
   {"kind": "ram", "gib": {"value": 1024, "source": "a bill"}, "gb_s": 400, "reserve_gib": 24}],
- "tflops": 4}
+ "tflops": 4, "link_gb_s": 3, "collective_us": 60}
 J
 "$KONDENSE" plan -m "$tmp/box.json" -m "$tmp/box.json:2" --explain --figures --glossary >"$tmp/b.txt"
 grep -q "a bill" "$tmp/b.txt" || fail "--explain does not name the source"
