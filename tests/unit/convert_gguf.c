@@ -175,6 +175,58 @@ static void awkward(void **state)
     assert_true(distance(src, dst) < 0.2);
 }
 
+static void same_mat(const struct kd_mat *a, const struct kd_mat *b)
+{
+    const struct kd_run alone = {0};
+    assert_int_equal(a->rows, b->rows);
+    assert_int_equal(a->cols, b->cols);
+    float *x = new_floats(a->cols), *y = new_floats(a->cols);
+    for (int64_t r = 0; r < a->rows; r++) {
+        must(kd_mat_row(&alone, a, r, x, &err));
+        must(kd_mat_row(&alone, b, r, y, &err));
+        assert_memory_equal(x, y, (size_t)a->cols * sizeof *x);
+    }
+    free(x);
+    free(y);
+}
+
+/* A rank's share of a layer is the same from both. */
+static void ranks(void **state)
+{
+    char src[512], dst[512];
+    struct kd_ckpt *ck[2];
+    struct kd_k3_cfg cfg[2];
+    const struct kd_k3_part part = {1, 2};
+    (void)state;
+    must(kd_ckpt_open(&ck[0], data_path(src, "k3-nano"), false, &err));
+    must(kd_ckpt_open(&ck[1], in_dir(dst, "bf16.gguf"), false, &err));
+    for (int i = 0; i < 2; i++)
+        must(kd_k3_cfg_parse(&cfg[i], kd_ckpt_config(ck[i]), NULL, &err));
+    for (int64_t l = 2; l < 4; l++) { /* KDA, MLA */
+        struct kd_k3_layer L[2];
+        for (int i = 0; i < 2; i++)
+            must(kd_k3_layer_load(&L[i], &cfg[i], ck[i], l, &part, &err));
+        assert_int_equal(L[0].heads, 1);
+        assert_int_equal(L[1].heads, 1);
+        same_mat(&L[0].g, &L[1].g);
+        same_mat(&L[0].o, &L[1].o);
+        same_mat(&L[0].gate, &L[1].gate);
+        same_mat(&L[0].down, &L[1].down);
+        if (L[0].mla) {
+            same_mat(&L[0].q_b, &L[1].q_b);
+            same_mat(&L[0].kv_b, &L[1].kv_b);
+        } else {
+            same_mat(&L[0].f_b, &L[1].f_b);
+            assert_memory_equal(L[0].decay, L[1].decay, sizeof(float));
+            assert_memory_equal(L[0].dt_bias, L[1].dt_bias, 128 * sizeof(float));
+        }
+        for (int i = 0; i < 2; i++)
+            kd_k3_layer_release(&L[i]);
+    }
+    kd_ckpt_close(ck[0]);
+    kd_ckpt_close(ck[1]);
+}
+
 static void tokenizer(void **state)
 {
     static const char text[] =
@@ -256,8 +308,9 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_model), cmocka_unit_test(in_parts), cmocka_unit_test(awkward),
-        cmocka_unit_test(tokenizer),  cmocka_unit_test(refused),  cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(same_model),    cmocka_unit_test(in_parts),  cmocka_unit_test(awkward),
+        cmocka_unit_test(ranks),         cmocka_unit_test(tokenizer), cmocka_unit_test(refused),
+        cmocka_unit_test(out_of_memory),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }
