@@ -90,11 +90,12 @@ static void q2_k_decode(const uint8_t *b, int64_t count, float *out)
 {
     for (; count > 0; count--, b += 84) {
         float d = half_at(b + 80), min = half_at(b + 82);
-        for (int i = 0; i < 256; i++) {
-            uint8_t s = b[i / 16];
-            int q = b[16 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            float dl = d * (float)(s & 15), ml = min * (float)(s >> 4);
-            *out++ = dl * (float)q - ml;
+        for (int k = 0; k < 16; k++, out += 16) {
+            const uint8_t *q = b + 16 + k / 8 * 32 + k % 2 * 16;
+            float dl = d * (float)(b[k] & 15), ml = min * (float)(b[k] >> 4);
+            int shift = k % 8 / 2 * 2;
+            for (int i = 0; i < 16; i++)
+                out[i] = dl * (float)(q[i] >> shift & 3) - ml;
         }
     }
 }
@@ -105,13 +106,12 @@ static void q3_k_decode(const uint8_t *b, int64_t count, float *out)
     for (; count > 0; count--, b += 110) {
         const uint8_t *sc = b + 96;
         float d = half_at(b + 108);
-        for (int i = 0; i < 256; i++) {
-            int k = i / 16;
-            int low = k < 8 ? sc[k] & 15 : sc[k - 8] >> 4;
-            int s = (low | (sc[8 + k % 4] >> (k / 4 * 2) & 3) << 4) - 32;
-            int q = b[32 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-            int high = b[i % 32] >> (i / 32) & 1;
-            *out++ = d * (float)s * (float)(q - (high ? 0 : 4));
+        for (int k = 0; k < 16; k++, out += 16) {
+            const uint8_t *q = b + 32 + k / 8 * 32 + k % 2 * 16, *high = b + k % 2 * 16;
+            int low = k < 8 ? sc[k] & 15 : sc[k - 8] >> 4, shift = k % 8 / 2 * 2;
+            float dl = d * (float)((low | (sc[8 + k % 4] >> (k / 4 * 2) & 3) << 4) - 32);
+            for (int i = 0; i < 16; i++)
+                out[i] = dl * (float)((q[i] >> shift & 3) + (high[i] >> (k / 2) & 1) * 4 - 4);
         }
     }
 }
@@ -163,12 +163,15 @@ static void q6_k_decode(const uint8_t *b, int64_t count, float *out)
 {
     for (; count > 0; count--, b += 210) {
         float d = half_at(b + 208);
-        for (int i = 0; i < 256; i++) {
-            int half = i / 128, part = i % 128 / 32, l = i % 32;
-            int low = b[half * 64 + part % 2 * 32 + l] >> (part / 2 * 4) & 15;
-            int high = b[128 + half * 32 + l] >> (part * 2) & 3;
-            float s = (float)(int8_t)b[192 + half * 8 + part * 2 + l / 16];
-            *out++ = d * s * (float)((low | high << 4) - 32);
+        for (int k = 0; k < 16; k++, out += 16) {
+            int half = k / 8, part = k % 8 / 2, from = k % 2 * 16;
+            const uint8_t *low = b + half * 64 + part % 2 * 32 + from,
+                          *high = b + 128 + half * 32 + from;
+            float dl = d * (float)(int8_t)b[192 + k];
+            for (int i = 0; i < 16; i++)
+                out[i] = dl * (float)(((low[i] >> (part / 2 * 4) & 15) | (high[i] >> (part * 2) & 3)
+                                                                             << 4) -
+                                      32);
         }
     }
 }
@@ -193,10 +196,13 @@ static float ue4m3(uint8_t x)
 /* Four scales, then for each 8 bytes: low nibbles are elements 0..7, high ones 8..15. */
 static void nvfp4_decode(const uint8_t *b, int64_t count, float *out)
 {
-    for (; count > 0; count--, b += 36, out += 64)
-        for (int i = 0; i < 64; i++) {
-            uint8_t byte = b[4 + i / 16 * 8 + i % 8];
-            out[i] = (float)kd_fp4_doubled(i % 16 < 8 ? byte & 15u : byte >> 4) * ue4m3(b[i / 16]);
+    for (; count > 0; count--, b += 36)
+        for (int g = 0; g < 4; g++, out += 16) {
+            float d = ue4m3(b[g]);
+            for (int i = 0; i < 8; i++) {
+                out[i] = (float)kd_fp4_doubled(b[4 + 8 * g + i] & 15u) * d;
+                out[i + 8] = (float)kd_fp4_doubled(b[4 + 8 * g + i] >> 4) * d;
+            }
         }
 }
 
@@ -233,9 +239,10 @@ static void tq2_0_decode(const uint8_t *b, int64_t count, float *out)
 static void q1_0_decode(const uint8_t *b, int64_t count, float *out)
 {
     for (; count > 0; count--, b += 18) {
-        float d = half_at(b);
-        for (int i = 0; i < 128; i++)
-            *out++ = b[2 + i / 8] >> (i % 8) & 1 ? d : -d;
+        uint32_t d = kd_f32_bits(half_at(b));
+        for (int i = 0; i < 16; i++)
+            for (unsigned j = 0; j < 8; j++) /* a clear bit turns the sign */
+                *out++ = kd_bits_f32(d ^ (~(uint32_t)b[2 + i] >> j & 1u) << 31);
     }
 }
 

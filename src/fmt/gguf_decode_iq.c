@@ -30,7 +30,7 @@ static void put8(unsigned row, const int8_t *map, float db, unsigned signs, floa
 {
     for (int j = 0; j < 8; j++) {
         float v = db * (float)map[row >> (2 * j) & 3u];
-        out[j] = signs >> j & 1u ? -v : v;
+        out[j] = kd_bits_f32(kd_f32_bits(v) ^ (signs >> j & 1u) << 31);
     }
 }
 
@@ -38,7 +38,7 @@ static void put4(unsigned row, const int8_t *map, float db, unsigned signs, floa
 {
     for (int j = 0; j < 4; j++) {
         float v = db * (float)map[row >> (3 * j) & 7u];
-        out[j] = signs >> j & 1u ? -v : v;
+        out[j] = kd_bits_f32(kd_f32_bits(v) ^ (signs >> j & 1u) << 31);
     }
 }
 
