@@ -27,8 +27,11 @@ struct kd_bench {
     const char *rate;         /* NULL: the benchmark's own list */
     int64_t tiles;            /* encode: tiles of the error */
     double ghz;
-    struct kd_jw *w; /* inside "results": [ */
-    bool screen;     /* lines on standard output too */
+    const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
+    const char *units;  /* farm: tiles/s of the coordinator and each worker, for the simulation */
+    int64_t layers;     /* farm: 0: K3's */
+    struct kd_jw *w;    /* inside "results": [ */
+    bool screen;        /* lines on standard output too */
 };
 /* Runs work(ctx, n) with n grown until one repeat takes its share of b->seconds; each repeat gives
  * n * per_unit / seconds. work returns 0 or -1. */
@@ -50,4 +53,5 @@ int kd_bench_forward(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_serve(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* part of serve */
 
+int kd_bench_farm(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 #endif

@@ -5,9 +5,9 @@
 #include <string.h>
 
 static struct {
-    const char *model, *rate, *require, *texts;
+    const char *model, *rate, *require, *texts, *ledger, *units;
     double seconds;
-    int64_t threads, tiles, prompt, passages;
+    int64_t threads, tiles, prompt, passages, layers;
     bool json;
 } o = {.seconds = 1, .tiles = 1024, .prompt = 4000, .passages = 8};
 
@@ -63,6 +63,23 @@ static const struct kd_opt opts[] = {
      .out = &o.texts,
      .arg = "FILES",
      .help = "serve: measure drafts on these texts too, comma separated"},
+    {.name = "ledger",
+     .type = KD_OPT_STR,
+     .out = &o.ledger,
+     .arg = "CONNINFO",
+     .help = "farm: a PostgreSQL server, measured beside pgbench; default SQLite"},
+    {.name = "layers",
+     .type = KD_OPT_INT,
+     .out = &o.layers,
+     .arg = "N",
+     .help = "farm: layers of 896 experts; default 92",
+     .min = 1,
+     .max = 1000},
+    {.name = "units",
+     .type = KD_OPT_STR,
+     .out = &o.units,
+     .arg = "LIST",
+     .help = "farm: tiles/s of the coordinator and of each worker, for the simulation"},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
@@ -76,7 +93,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     } what[] = {{"encode", kd_bench_encode},
                 {"decode", kd_bench_decode},
                 {"forward", kd_bench_forward},
-                {"serve", kd_bench_serve}};
+                {"serve", kd_bench_serve},
+                {"farm", kd_bench_farm}};
     struct kd_buf out;
     struct kd_jw w = {.out = &out};
     struct kd_kern kern;
@@ -85,8 +103,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     while (at < sizeof what / sizeof *what && strcmp(what[at].name, argv[0]) != 0)
         at++;
     if (at == sizeof what / sizeof *what)
-        return kd_fail(err, KD_EUSAGE, "'%s' is not a benchmark (encode, decode, forward, serve)",
-                       argv[0]);
+        return kd_fail(err, KD_EUSAGE,
+                       "'%s' is not a benchmark (encode, decode, forward, serve, farm)", argv[0]);
     if (argc > 1 && o.model)
         return kd_fail(err, KD_EUSAGE, "two models: '%s' and --model %s", argv[1], o.model);
     if (kd_cmd_run_open(&with, &kern, o.threads, err))
@@ -100,6 +118,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .passages = o.passages,
                          .texts = o.texts,
                          .rate = o.rate,
+                         .ledger = o.ledger,
+                         .units = o.units,
+                         .layers = o.layers,
                          .tiles = o.tiles,
                          .ghz = kd_bench_ghz(),
                          .w = &w,
@@ -132,8 +153,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
 
 const struct kd_cmd kd_cmd_bench = {
     .name = "bench",
-    .summary = "measure encoding, decoding, the forward pass and the server on this machine",
-    .args = "encode|decode|forward|serve [MODEL]",
+    .summary = "measure encoding, decoding, the forward pass, the server and the farm's ledger",
+    .args = "encode|decode|forward|serve|farm [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
                "kondense bench forward --model k3-nano\n"
                "kondense bench serve model --require toks=15,ttft=2",

@@ -64,15 +64,18 @@ static void wait_a_little(struct kd_farm *f, int ms)
     pthread_mutex_unlock(&f->lock);
 }
 
-/* After a failed ledger call: 0 to make it again, when the server is merely away. */
+/* After a failed call: 0 to make it again. The server of the ledger may be away, and with workers a
+ * full disk is waited for, too: they hold results that a stop would lose. */
 static int away(struct kd_farm *f, double *since, struct kd_err *err)
 {
-    if (err->code != KD_ENET && err->code != KD_ETIMEOUT)
+    bool full = err->code == KD_EIO && f->o.home;
+    if (err->code != KD_ENET && err->code != KD_ETIMEOUT && !full)
         return -1;
     double now = kd_clock_s();
     if (*since <= 0) {
         *since = now;
-        kd_log(KD_LOG_WARN, "farm", "msg=\"the ledger is away, waiting\" why=\"%s\"", err->msg);
+        kd_log(KD_LOG_WARN, "farm", "msg=\"%s, waiting\" why=\"%s\"",
+               full ? "the disk is full" : "the ledger is away", err->msg);
     }
     if (now - *since > AWAY_MAX_S || stop_check(f, err))
         return -1;

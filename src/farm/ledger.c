@@ -184,7 +184,11 @@ int kd_ledger_settle(struct kd_ledger *l, int64_t layer, const struct kd_job_pla
             "INSERT INTO layer VALUES(?1,?2,'ENCODING',?3,?4,0) ON CONFLICT(run,idx) DO UPDATE "
             "SET state='ENCODING', jobs=excluded.jobs",
             KD_DB_ARGS(kd_db_s(l->run), kd_db_i(layer), kd_db_i(n), kd_db_d(l->now())), err);
-    return kd_db_end(&l->db, rc, err);
+    rc = kd_db_end(&l->db, rc, err);
+    /* Plans made for empty tables would scan them whole. */
+    if (!rc && !kd_db_is_sqlite(&l->db))
+        rc = kd_db_script(&l->db, "ANALYZE job; ANALYZE lease; ANALYZE worker; ANALYZE run", err);
+    return rc;
 }
 
 int kd_ledger_close_layer(struct kd_ledger *l, int64_t layer, struct kd_err *err)
