@@ -12,6 +12,7 @@
 #define KD_COMMANDS(X)                                                                             \
     X(plan)                                                                                        \
     X(fetch)                                                                                       \
+    X(slice)                                                                                       \
     X(inspect)                                                                                     \
     X(verify)                                                                                      \
     X(generate)                                                                                    \

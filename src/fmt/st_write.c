@@ -61,30 +61,37 @@ int64_t kd_st_plan_file_bytes(const struct kd_st_plan *p)
     return 8 + (int64_t)p->header.size_bytes + tail_bytes(p) + p->data_bytes;
 }
 
-int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p,
-               struct kd_err *err)
+int kd_st_plan_head(const struct kd_st_plan *p, const char *what, struct kd_buf *out,
+                    struct kd_err *err)
 {
-    memset(w, 0, sizeof *w);
-    w->file.fd = -1;
     int64_t tail = tail_bytes(p);
     uint64_t n = p->header.size_bytes + (uint64_t)tail;
     if (p->header.failed || n > KD_ST_HEADER_MAX)
         return kd_fail(err, KD_EINVAL,
-                       "%s: its header would be over the format's limit of %d bytes", path,
+                       "%s: its header would be over the format's limit of %d bytes", what,
                        KD_ST_HEADER_MAX);
-    uint8_t length[8];
     for (int i = 0; i < 8; i++)
-        length[i] = (uint8_t)(n >> (8 * i));
-    if (kd_out_open(&w->file, path, err))
-        return -1;
+        kd_buf_char(out, (char)(uint8_t)(n >> (8 * i)));
+    kd_buf_add(out, p->header.data, p->header.size_bytes);
+    kd_buf_add(out, "}        ", (size_t)tail);
+    return kd_buf_ok(out, what, err);
+}
+
+int kd_st_open(struct kd_st_writer *w, const char *path, const struct kd_st_plan *p,
+               struct kd_err *err)
+{
+    struct kd_buf head;
+    memset(w, 0, sizeof *w);
+    w->file.fd = -1;
+    kd_buf_init(&head, KD_ST_HEADER_MAX + 8);
+    int rc = kd_st_plan_head(p, path, &head, err) || kd_out_open(&w->file, path, err);
     w->data_bytes = p->data_bytes;
-    if (kd_out_write(&w->file, length, 8, err) ||
-        kd_out_write(&w->file, p->header.data, (int64_t)p->header.size_bytes, err) ||
-        kd_out_write(&w->file, "}        ", tail, err)) {
+    if (!rc && kd_out_write(&w->file, head.data, (int64_t)head.size_bytes, err)) {
         kd_st_abort(w);
-        return -1;
+        rc = -1;
     }
-    return 0;
+    kd_buf_release(&head);
+    return rc ? -1 : 0;
 }
 
 int kd_st_put(struct kd_st_writer *w, const void *data, int64_t bytes, struct kd_err *err)

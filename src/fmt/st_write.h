@@ -25,6 +25,9 @@ void kd_st_plan_release(struct kd_st_plan *p);
 int kd_st_plan_add(struct kd_st_plan *p, const char *name, const char *dtype_name, int rank,
                    const int64_t *shape, int64_t bytes, struct kd_err *err) KD_MUST;
 int64_t kd_st_plan_file_bytes(const struct kd_st_plan *p);
+/* Length and header, appended to out: what comes before the first tensor. `what` names the file. */
+int kd_st_plan_head(const struct kd_st_plan *p, const char *what, struct kd_buf *out,
+                    struct kd_err *err) KD_MUST;
 
 struct kd_st_writer {
     struct kd_outfile file;

@@ -1,0 +1,447 @@
+#include "slice/heads.h"
+
+#include "base/mem.h"
+#include "fmt/gguf_config.h"
+#include "net/pieces.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_READ = 1 << 20, CONFIG_MAX = 64 << 20 };
+
+static bool ends(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n > m && !strcmp(name + n - m, tail);
+}
+
+/* A shard's name without its number; the whole name when it has none. */
+static bool same_set(const char *a, const char *b)
+{
+    struct kd_piece p, q;
+    if (!kd_piece_parse(&p, a) || !kd_piece_parse(&q, b) || p.chopped || q.chopped)
+        return false;
+    return p.count == q.count && p.no_at == q.no_at && !strncmp(a, b, p.no_at);
+}
+
+static bool numbered(const char *name)
+{
+    struct kd_piece p;
+    return kd_piece_parse(&p, name) && !p.chopped;
+}
+
+static int add_part(struct kd_heads *h, int file, struct kd_err *err)
+{
+    const struct kd_source_file *f = kd_source_at(h->src, file);
+    if (kd_source_stat(h->src, file, err))
+        return -1;
+    struct kd_head_part *p = &h->parts[h->part_count++];
+    p->file = file;
+    p->name = f->name;
+    p->bytes = kd_source_at(h->src, file)->bytes;
+    kd_buf_init(&p->text, KD_GGUF_HEAD_MAX + 1);
+    h->file_bytes += p->bytes;
+    return 0;
+}
+
+/* All files with this ending, when they are one model: numbered alike, or a single one. */
+static int gather(struct kd_heads *h, const char *tail, struct kd_err *err)
+{
+    const char *first = NULL;
+    int n = kd_source_count(h->src);
+    bool shards = false;
+    for (int i = 0; i < n; i++)
+        shards |=
+            ends(kd_source_at(h->src, i)->name, tail) && numbered(kd_source_at(h->src, i)->name);
+    for (int i = 0; i < n; i++) {
+        const char *name = kd_source_at(h->src, i)->name;
+        if (!ends(name, tail) || (shards && !numbered(name)))
+            continue;
+        if (first && !same_set(first, name))
+            return kd_fail(err, KD_EINVAL,
+                           "'%s' holds more than one model ('%s', '%s'): name one of them",
+                           kd_source_where(h->src), first, name);
+        first = first ? first : name;
+        if (add_part(h, i, err))
+            return -1;
+    }
+    return 0;
+}
+
+static int parse_gguf(struct kd_heads *h, int i, int64_t have, int64_t *need, struct kd_err *err)
+{
+    struct kd_head_part *p = &h->parts[i];
+    struct kd_gguf *g = &h->set.parts[i].head;
+    if (kd_gguf_parse(g, p->text.data, have, p->bytes, p->name, need, err))
+        return -1;
+    p->read_bytes = have;
+    if (*need && (*need > KD_GGUF_HEAD_MAX || have >= p->bytes))
+        return kd_fail(err, KD_ECORRUPT, "%s: ends inside its head", p->name);
+    return 0;
+}
+
+/* Heads of all parts, in as few rounds as the longest takes. */
+static int read_gguf(struct kd_heads *h, struct kd_err *err)
+{
+    int n = h->part_count, open = n;
+    int64_t *want;
+    struct kd_source_span *spans;
+    if (kd_mem_zero(&want, n, sizeof *want, "heads", err))
+        return -1;
+    int rc = kd_mem_new(&spans, n, sizeof *spans, "heads", err);
+    for (int i = 0; i < n; i++)
+        want[i] = h->parts[i].bytes < FIRST_READ ? h->parts[i].bytes : FIRST_READ;
+    while (!rc && open) {
+        int64_t count = 0;
+        for (int i = 0; !rc && i < n; i++) {
+            struct kd_head_part *p = &h->parts[i];
+            if (!want[i])
+                continue;
+            int64_t have = (int64_t)p->text.size_bytes;
+            void *to = kd_buf_grow(&p->text, (size_t)(want[i] - have));
+            rc = kd_buf_ok(&p->text, p->name, err);
+            spans[count++] = (struct kd_source_span){
+                .file = p->file, .begin = have, .bytes = want[i] - have, .buf = to};
+        }
+        if (!rc)
+            rc = kd_source_read_many(h->src, spans, count, err);
+        open = 0;
+        for (int i = 0; !rc && i < n; i++) {
+            int64_t need = 0, size = h->parts[i].bytes;
+            if (!want[i])
+                continue;
+            rc = parse_gguf(h, i, want[i], &need, err);
+            int64_t twice = 2 * want[i] > need ? 2 * want[i] : need;
+            want[i] = !need ? 0 : twice < size ? twice : size;
+            open += need != 0;
+        }
+    }
+    kd_mem_free(spans);
+    kd_mem_free(want);
+    return rc ? -1 : 0;
+}
+
+static int open_gguf(struct kd_heads *h, struct kd_err *err)
+{
+    const struct kd_gguf **heads;
+    int n = h->part_count;
+    if (kd_mem_zero(&h->set.parts, n, sizeof *h->set.parts, "parts", err))
+        return -1;
+    h->set.part_count = n;
+    for (int i = 0; i < n; i++)
+        if (!(h->set.parts[i].path = strdup(h->parts[i].name)))
+            return kd_fail(err, KD_ENOMEM, "parts: no memory");
+    if (read_gguf(h, err) || kd_mem_new(&heads, n, sizeof(const struct kd_gguf *), "heads", err))
+        return -1;
+    for (int i = 0; i < n; i++) {
+        heads[i] = &h->set.parts[i].head;
+        h->count += heads[i]->tensor_count;
+        h->parts[i].head_bytes = heads[i]->data_offset;
+    }
+    int rc = kd_gguf_set_check(heads, n, err);
+    kd_mem_free(heads);
+    if (rc || kd_mem_zero(&h->t, h->count, sizeof *h->t, "tensors", err))
+        return -1;
+    struct kd_head_tensor *t = h->t;
+    for (int i = 0; i < n; i++) {
+        const struct kd_gguf *g = &h->set.parts[i].head;
+        for (int64_t k = 0; k < g->tensor_count; k++, t++) {
+            const struct kd_gguf_tensor *s = &g->tensors[k];
+            *t = (struct kd_head_tensor){.name = s->name, .part = i, .type = s->type};
+            t->begin = g->data_offset + s->offset;
+            t->bytes = s->bytes;
+            t->rank = s->rank;
+            for (int d = 0; d < s->rank; d++)
+                t->shape[d] = s->ne[s->rank - 1 - d];
+            snprintf(t->dtype, sizeof t->dtype, "%s", kd_gguf_type_info(s->type)->name);
+        }
+    }
+    if (kd_gguf_config(&h->config, &h->set, &h->why))
+        h->config = NULL;
+    return 0;
+}
+
+/* The header's length of every shard, then every header. */
+static int read_st(struct kd_heads *h, struct kd_err *err)
+{
+    int n = h->part_count;
+    struct kd_source_span *spans;
+    uint8_t(*len)[8];
+    if (kd_mem_new(&spans, n, sizeof *spans, "headers", err))
+        return -1;
+    int rc = kd_mem_new(&len, n, sizeof *len, "headers", err);
+    for (int i = 0; !rc && i < n; i++)
+        spans[i] = (struct kd_source_span){.file = h->parts[i].file, .bytes = 8, .buf = len[i]};
+    if (!rc)
+        rc = kd_source_read_many(h->src, spans, n, err);
+    for (int i = 0; !rc && i < n; i++) {
+        struct kd_head_part *p = &h->parts[i];
+        uint64_t bytes = 0;
+        for (int b = 7; b >= 0; b--)
+            bytes = bytes << 8 | len[i][b];
+        if (bytes > KD_ST_HEADER_MAX || (int64_t)bytes > p->bytes - 8) {
+            rc = kd_fail(err, KD_ECORRUPT, "%s: a header of %llu bytes in a file of %lld", p->name,
+                         (unsigned long long)bytes, (long long)p->bytes);
+            break;
+        }
+        kd_buf_add(&p->text, len[i], 8);
+        spans[i].begin = 8;
+        spans[i].bytes = (int64_t)bytes;
+        spans[i].buf = kd_buf_grow(&p->text, (size_t)bytes);
+        p->read_bytes = 8 + (int64_t)bytes;
+        rc = kd_buf_ok(&p->text, p->name, err);
+    }
+    if (!rc)
+        rc = kd_source_read_many(h->src, spans, n, err);
+    kd_mem_free(len);
+    kd_mem_free(spans);
+    return rc ? -1 : 0;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct kd_head_tensor *x = a, *y = b;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+static int open_st(struct kd_heads *h, struct kd_err *err)
+{
+    struct kd_names seen;
+    if (read_st(h, err))
+        return -1;
+    for (int i = 0; i < h->part_count; i++) {
+        struct kd_head_part *p = &h->parts[i];
+        if (kd_st_parse(&p->st, p->text.data, (int64_t)p->text.size_bytes, p->bytes, p->name, err))
+            return -1;
+        kd_buf_release(&p->text);
+        h->count += p->st.count;
+        p->head_bytes = p->st.data_offset;
+    }
+    if (kd_mem_zero(&h->t, h->count, sizeof *h->t, "tensors", err))
+        return -1;
+    struct kd_head_tensor *t = h->t;
+    kd_names_init(&seen);
+    int rc = 0;
+    for (int i = 0; !rc && i < h->part_count; i++) {
+        const struct kd_st *st = &h->parts[i].st;
+        struct kd_head_tensor *first = t;
+        for (int64_t k = 0; !rc && k < st->count; k++, t++) {
+            const struct kd_tensor *s = &st->tensors[k].t;
+            int64_t id;
+            bool fresh = true;
+            *t = (struct kd_head_tensor){.name = s->name, .part = i, .type = -1, .rank = s->rank};
+            t->begin = st->data_offset + st->tensors[k].begin;
+            t->bytes = s->bytes;
+            memcpy(t->shape, s->shape, (size_t)s->rank * sizeof *s->shape);
+            snprintf(t->dtype, sizeof t->dtype, "%s", s->dtype_name);
+            rc = kd_names_add(&seen, s->name, strlen(s->name), &id, &fresh, err);
+            if (!rc && !fresh)
+                rc = kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is in another shard too",
+                             h->parts[i].name, s->name);
+        }
+        if (!rc && st->count)
+            qsort(first, (size_t)st->count, sizeof *first, by_place);
+    }
+    kd_names_release(&seen);
+    return rc ? -1 : 0;
+}
+
+static int read_config(struct kd_heads *h, struct kd_err *err)
+{
+    int f = kd_source_find(h->src, "config.json");
+    if (f < 0) {
+        kd_fail(&h->why, KD_EINVAL, "'%s' has no config.json", kd_source_where(h->src));
+        return 0;
+    }
+    return kd_source_load(h->src, f, CONFIG_MAX, &h->config_text, err) ||
+                   kd_json_parse(&h->config, h->config_text.data, h->config_text.size_bytes,
+                                 "config.json", err)
+               ? -1
+               : 0;
+}
+
+static int find_shards(struct kd_heads *h, struct kd_err *err)
+{
+    int n = kd_source_count(h->src);
+    if (kd_mem_zero(&h->parts, n, sizeof *h->parts, "parts", err) || gather(h, ".gguf", err))
+        return -1;
+    h->gguf = h->part_count > 0;
+    if (!h->gguf && gather(h, ".safetensors", err))
+        return -1;
+    if (!h->part_count)
+        return kd_fail(err, KD_EINVAL, "'%s' has no .gguf or .safetensors file",
+                       kd_source_where(h->src));
+    struct kd_piece p;
+    if (kd_piece_parse(&p, h->parts[0].name) && !p.chopped && p.count > 0 &&
+        p.count != h->part_count)
+        return kd_fail(err, KD_ECORRUPT, "'%s': %d of %lld parts are there",
+                       kd_source_where(h->src), h->part_count, (long long)p.count);
+    return 0;
+}
+
+static int open_all(struct kd_heads *h, struct kd_err *err)
+{
+    if (find_shards(h, err) || (h->gguf ? open_gguf(h, err) : open_st(h, err)) ||
+        (!h->gguf && read_config(h, err)))
+        return -1;
+    for (int64_t i = 0; i < h->count; i++)
+        h->data_bytes += h->t[i].bytes;
+    h->k3 = h->config && !kd_k3_cfg_parse(&h->cfg, h->config, NULL, &h->why) &&
+            !kd_k3_map_init(&h->map, &h->cfg, h->config, &h->why);
+    h->map.gguf = h->gguf;
+    return 0;
+}
+
+int kd_heads_open(struct kd_heads **out, struct kd_source *src, struct kd_err *err)
+{
+    struct kd_heads *h;
+    *out = NULL;
+    if (kd_mem_zero(&h, 1, sizeof *h, "heads", err))
+        return -1;
+    h->src = src;
+    kd_buf_init(&h->config_text, CONFIG_MAX);
+    if (open_all(h, err)) {
+        kd_heads_close(h);
+        return -1;
+    }
+    *out = h;
+    return 0;
+}
+
+void kd_heads_close(struct kd_heads *h)
+{
+    if (!h)
+        return;
+    for (int64_t i = 0; i < h->set.part_count; i++) {
+        kd_gguf_release(&h->set.parts[i].head);
+        free(h->set.parts[i].path);
+    }
+    kd_mem_free(h->set.parts);
+    for (int i = 0; i < h->part_count; i++) {
+        kd_buf_release(&h->parts[i].text);
+        kd_st_release(&h->parts[i].st);
+    }
+    kd_mem_free(h->parts);
+    kd_mem_free(h->t);
+    kd_json_free(h->config);
+    kd_buf_release(&h->config_text);
+    kd_mem_free(h);
+}
+
+static int64_t product(const struct kd_head_tensor *t)
+{
+    int64_t n = 1;
+    for (int i = 0; i < t->rank; i++)
+        n *= t->shape[i]; /* no overflow: its bytes were computed from it */
+    return n;
+}
+
+/* Without a config: by what names of packed and side tensors end in. */
+static int64_t params_by_name(const struct kd_head_tensor *t)
+{
+    static const char *const side[] = {".weight_scale", ".weight_shape", ".suh",  ".svh",
+                                       ".mul1",         ".mcg",          ".kmask"};
+    for (size_t i = 0; t->type < 0 && i < sizeof side / sizeof *side; i++)
+        if (ends(t->name, side[i]))
+            return 0;
+    if (t->type < 0 && t->rank == 3 && (ends(t->name, ".trellis") || ends(t->name, ".ktrellis")))
+        return t->shape[0] * t->shape[1] * 256;
+    return ends(t->name, ".weight_packed") ? 2 * product(t) : product(t);
+}
+
+int64_t kd_head_params(const struct kd_heads *h, const struct kd_head_tensor *t)
+{
+    struct kd_k3_name n;
+    if (!h->k3 || !kd_k3_name_parse(&h->map, t->name, &n))
+        return params_by_name(t);
+    if (n.part == KD_K3_SCALE || n.part == KD_K3_SIDE)
+        return 0;
+    if (n.part == KD_K3_CODES)
+        return n.params;
+    if (n.part == KD_K3_PACKED)
+        return 2 * product(t);
+    int64_t all = product(t);
+    if (!h->gguf && !strcmp(kd_k3_row_name(n.row), "self_attn.A_log") && all > h->cfg.kda_heads)
+        return h->cfg.kda_heads;
+    return all;
+}
+
+int64_t kd_heads_params(const struct kd_heads *h)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < h->count; i++)
+        sum += kd_head_params(h, &h->t[i]);
+    return sum;
+}
+
+void kd_heads_mix(const struct kd_heads *h, char *out, size_t size)
+{
+    enum { TYPES_MAX = 64 };
+    struct {
+        const char *name;
+        int64_t bytes;
+    } types[TYPES_MAX];
+    int n = 0;
+    for (int64_t i = 0; i < h->count; i++) {
+        const struct kd_head_tensor *t = &h->t[i];
+        size_t m = strlen(t->name);
+        /* Codes and scales of MXFP4 are bytes to safetensors. */
+        const char *type = t->type >= 0 ? t->dtype
+                           : strstr(t->name, ".weight_packed") || strstr(t->name, ".weight_scale")
+                               ? "MXFP4"
+                           : m > 8 && !strcmp(t->name + m - 8, ".trellis") ? "EXL3"
+                                                                           : t->dtype;
+        int at = 0;
+        while (at < n && strcmp(types[at].name, type) != 0)
+            at++;
+        if (at == TYPES_MAX)
+            continue;
+        if (at == n) {
+            types[n].name = type;
+            types[n++].bytes = 0;
+        }
+        types[at].bytes += t->bytes;
+    }
+    *out = 0;
+    for (size_t used = 0; n > 0 && used < size;) {
+        int best = 0;
+        for (int i = 1; i < n; i++)
+            if (types[i].bytes > types[best].bytes)
+                best = i;
+        used +=
+            (size_t)snprintf(out + used, size - used, "%s%s", used ? ", " : "", types[best].name);
+        types[best] = types[--n];
+    }
+}
+
+const struct kd_json *kd_heads_config(const struct kd_heads *h, const char *key)
+{
+    const struct kd_json *text = kd_json_get(h->config, "text_config");
+    const struct kd_json *v = kd_json_get(text, key);
+    return v ? v : kd_json_get(h->config, key);
+}
+
+void kd_heads_name(const struct kd_heads *h, char *out, size_t size)
+{
+    const char *where = kd_source_where(h->src);
+    size_t n = strlen(where);
+    if (!strncmp(where, "hf:", 3)) {
+        where += 3;
+        n = strcspn(where, "@");
+        const char *slash = memchr(where, '/', n);
+        const char *more = slash ? memchr(slash + 1, '/', n - (size_t)(slash + 1 - where)) : NULL;
+        n = more ? (size_t)(more - where) : n;
+    } else {
+        while (n > 1 && where[n - 1] == '/')
+            n--;
+        for (size_t i = n; i-- > 0;)
+            if (where[i] == '/') {
+                where += i + 1;
+                n -= i + 1;
+                break;
+            }
+    }
+    snprintf(out, size, "%.*s", (int)n, where);
+}
