@@ -85,8 +85,9 @@ static int row(struct draft *d, const char *name, double temperature, struct kd_
     for (int64_t p = 0; p < d->b->passages; p++) {
         const int32_t *prompt = d->text.id + (d->text.count - PROMPT) / d->b->passages * p;
         struct made m[2] = {0};
-        int rc = make(d->engine[0], prompt, temperature, (uint64_t)p, &m[0], err) ||
-                 make(d->engine[1], prompt, temperature, (uint64_t)p, &m[1], err) ||
+        int64_t first = p % 2; /* each of the two comes second as often */
+        int rc = make(d->engine[first], prompt, temperature, (uint64_t)p, &m[first], err) ||
+                 make(d->engine[!first], prompt, temperature, (uint64_t)p, &m[!first], err) ||
                  compare(&m[0], &m[1], err);
         for (int i = 0; i < 2; i++) {
             seconds[i] += m[i].seconds;
