@@ -1,9 +1,8 @@
 #include "convert/window.h"
 
 #include "base/file.h"
-#include "base/hash.h"
-#include "base/log.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "convert/window_int.h"
 #include "net/fetch.h"
 #include "net/hollow.h"
@@ -247,6 +246,9 @@ int kd_window_need(struct kd_window *w, int64_t layer, struct kd_err *err)
             continue;
         if (w->loaded[i])
             continue;
+        char note[96];
+        snprintf(note, sizeof note, "waits for shard %d of %d", i + 1, w->shard_count);
+        kd_progress_add(0, note);
         if (wait_for(w, i, err) ||
             kd_path_join(path, sizeof path, w->shards, kd_ckpt_shard_name(w->ck, i), err) ||
             kd_ckpt_shard_load(w->ck, i, path, err))

@@ -1,6 +1,5 @@
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "convert/window_int.h"
 #include "net/fetch.h"
 

@@ -34,7 +34,6 @@ static int fill(void *ctx, int64_t at, const void *data, int64_t bytes, struct k
         from += n;
         at += n;
         bytes -= n;
-        kd_progress_add(n, NULL);
     }
     return 0;
 }
@@ -149,17 +148,25 @@ static int take_shard(struct kd_view *v, int file, bool (*chosen)(void *, int64_
 int kd_view_take(struct kd_view *v, bool (*chosen)(void *ctx, int64_t layer, int64_t expert),
                  void *ctx, struct kd_err *err)
 {
-    if (kd_source_stat(v->src, -1, err))
-        return -1;
-    for (int i = 0; i < kd_source_count(v->src); i++) {
+    int64_t shards = 0;
+    int rc = kd_source_stat(v->src, -1, err);
+    for (int i = 0; i < kd_source_count(v->src); i++)
+        shards += kd_hollow_is(kd_source_at(v->src, i));
+    kd_progress_begin("read", "shards", shards, 0);
+    for (int i = 0; i < kd_source_count(v->src) && !rc; i++) {
         const struct kd_source_file *f = kd_source_at(v->src, i);
         if (!kd_hollow_is(f))
             continue;
+        kd_progress_add(0, f->name);
         if (kd_source_dir(v->src))
             v->all_bytes += f->bytes;
-        else if (take_shard(v, i, chosen, ctx, err))
-            return kd_wrap(err, "%s", kd_source_where(v->src));
+        else
+            rc = take_shard(v, i, chosen, ctx, err);
+        kd_progress_add(1, NULL);
     }
+    kd_progress_end();
+    if (rc)
+        return kd_wrap(err, "%s", kd_source_where(v->src));
     return kd_ckpt_open(&v->ck, folder(v), false, err);
 }
 
