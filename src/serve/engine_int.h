@@ -163,7 +163,6 @@ struct kd_engine {
     /* worker */
     struct kd_todo *todo; /* [max_running + 1] */
     int64_t todo_count;
-    bool any_read;       /* a choice of KD_STAGE_READ waits for a step */
     int64_t decode_rows; /* of this step */
     struct kd_k3_feed *feeds;
     float *logits, *scratch; /* scratch: vocab floats a thread */
@@ -176,6 +175,7 @@ struct kd_engine {
     int bad_steps;
     struct kd_lane idle_lane;
     bool idle_on;
+    bool any_read;      /* a choice of KD_STAGE_READ waits for a step */
     int64_t idle_bytes; /* reserved for it */
     struct kd_idle_job idle_job[KD_IDLE_JOBS];
     int64_t idle_jobs;
