@@ -33,8 +33,9 @@ struct kd_fetch_file {
     bool verified; /* its SHA-256 is the source's */
 };
 
-/* Looks at what is there. The source is best opened with gap_bytes -1. dst is made and locked. `files`: numbers in the source, `count` of them;
- * their sizes are asked for. An existing file of another size is an error. */
+/* Looks at what is there. The source is best opened with gap_bytes -1. dst is made and locked.
+ * `files`: numbers in the source, `count` of them; their sizes are asked for. An existing file of
+ * another size is an error. */
 int kd_fetch_open(struct kd_fetch **out, struct kd_source *s, const int *files, int count,
                   const char *dst, const struct kd_fetch_opts *opts, struct kd_err *err) KD_MUST;
 /* Fetches what is wanted. Checks first that the disk has room for it. */
