@@ -5,7 +5,7 @@
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 CTEST := ctest --output-on-failure --no-tests=error --no-label-summary -j $(JOBS)
 FUZZ_SECONDS ?= 60
-.PHONY: all packages demo test long soak api full debug asan tsan fuzz arm cuda lint tidy format man clean
+.PHONY: all packages demo test long farm-long soak api full debug asan tsan fuzz arm cuda lint tidy format man clean
 
 define build
 	@sh tools/configure.sh $(1)
@@ -32,6 +32,11 @@ test: packages
 long: packages
 	$(call build,release)
 	@$(CTEST) --test-dir build/release -L long --no-tests=ignore
+
+# The farm's faults, on SQLite and PostgreSQL, with a real Slurm where it is installed: half an hour.
+farm-long: packages
+	$(call build,release)
+	@$(CTEST) -j 1 --test-dir build/release -L farm
 
 # 64 clients against the real engine: plainly, then as long again with each sanitizer.
 SOAK_SECONDS ?= 600

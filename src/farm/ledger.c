@@ -299,6 +299,12 @@ static int batch(struct kd_ledger *l, const struct claimer *c, int64_t most, int
         *n = 1;
     if (*n > most)
         *n = most;
+    /* What waits at a worker waits for that worker alone: none before its speed is known, then as
+     * much as two claims, and always one beside the one that runs. */
+    double ahead = c->rate > 0 ? 2 * l->rules.batch_s / c->rate : 0;
+    int64_t cap = c->rate > 0 ? 1 + (ahead < 1 ? 1 : ahead > 1e6 ? 1000000 : (int64_t)ahead) : 1;
+    if (*n > cap - c->held)
+        *n = cap > c->held ? cap - c->held : 0;
     return 0;
 }
 
@@ -331,7 +337,7 @@ static int pick(struct kd_ledger *l, const struct claimer *c, int64_t n, int64_t
 }
 
 /* Nothing is ready: a second worker, on another host, for the oldest lease that is overdue. At most
- * one extra attempt a job, and 5 % of a layer's jobs (at least one). */
+ * one extra attempt a job, and 5 % of a layer's jobs (or one for each worker). */
 static int straggler(struct kd_ledger *l, const struct claimer *c, const char *worker, int64_t *id,
                      struct kd_err *err)
 {
@@ -342,9 +348,14 @@ static int straggler(struct kd_ledger *l, const struct claimer *c, const char *w
             "SELECT job.id FROM job JOIN lease ON lease.run=job.run AND lease.job=job.id JOIN "
             "worker ON worker.run=job.run AND worker.id=lease.worker WHERE job.run=?1 AND "
             "job.state='LEASED' AND job.speculated=0 AND job.solo=0 AND lease.granted<?2 AND "
-            "lease.worker<>?3 AND worker.host<>?4 AND (SELECT sum(other.speculated) FROM job other "
+            "lease.worker<>?3 AND worker.host<>?4 AND ((SELECT sum(other.speculated) FROM job "
+            "other "
             "WHERE other.run=job.run AND other.layer=job.layer) * 20 <= (SELECT layer.jobs FROM "
-            "layer WHERE layer.run=job.run AND layer.idx=job.layer) ORDER BY lease.granted LIMIT 1 "
+            "layer WHERE layer.run=job.run AND layer.idx=job.layer) OR (SELECT "
+            "sum(other.speculated) FROM "
+            "job other WHERE other.run=job.run AND other.layer=job.layer) < (SELECT count(*) FROM "
+            "worker w WHERE w.run=job.run AND w.state IN ('ACTIVE','DEGRADED'))) ORDER BY "
+            "lease.granted LIMIT 1 "
             "{lock}",
             KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now() - after), kd_db_s(worker),
                        kd_db_s(c->host)),

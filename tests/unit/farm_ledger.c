@@ -142,12 +142,14 @@ static void batches_follow_the_rate(void **state)
     finish(&l, g, "slow", "x", 8);
     assert_int_equal(take(&l, "fast", "i", "2", 16, g), 8);
     assert_int_equal(take(&l, "slow", "i", "2", 16, g), 1);
+    assert_int_equal(take(&l, "slow", "i", "3", 16, g), 1); /* one waits beside the one that runs */
+    assert_int_equal(take(&l, "slow", "i", "4", 16, g), 0);
     assert_int_equal(take(&l, "fast", "i", "3", 3, g), 3); /* its own limit */
-    int64_t left = count(&l).ready;
-    for (int i = 0; left > 5; i++, left = count(&l).ready) {
-        char token[16];
-        snprintf(token, sizeof token, "f%d", i);
-        assert_true(take(&l, "fast", "i", token, 16, g) > 0);
+    assert_int_equal(take(&l, "fast", "i", "4", 16, g), 6);
+    assert_int_equal(take(&l, "fast", "i", "5", 16, g), 0); /* enough waits there */
+    for (int64_t e = 5; e < 40; e++) {
+        struct kd_grant done = {.layer = 1, .expert = e, .attempt = 1};
+        finish(&l, &done, "fast", "x", 0.5);
     }
     assert_int_equal(take(&l, "fast", "i", "last", 16, g), 1);
     kd_ledger_close(&l);
@@ -178,6 +180,7 @@ static void leases_run_out_and_beats_keep_them(void **state)
     struct kd_held mine = {a->layer, a->expert, a->attempt, false};
     must(kd_ledger_beat(&l, "a", "i", &mine, 1, &beat, &err), &err);
     assert_true(mine.lost);
+    finish(&l, b, "b", "x", 1);
     assert_int_equal(take(&l, "b", "i", "2", 1, c), 1);
     assert_int_equal(c->expert, a->expert);
     assert_int_equal(c->attempt, 2);
