@@ -106,6 +106,20 @@ void kd_engine_metrics(struct kd_engine *e, struct kd_engine_metrics *m)
     memset(m, 0, sizeof *m);
 }
 
+const char *kd_engine_model_hash(const struct kd_engine *e)
+{
+    (void)e;
+    return "0";
+}
+
+int64_t kd_engine_slots(struct kd_engine *e, struct kd_slot *out, int64_t max)
+{
+    (void)e;
+    (void)out;
+    (void)max;
+    return 0;
+}
+
 bool kd_engine_healthy(struct kd_engine *e, struct kd_err *err)
 {
     (void)e;
