@@ -4,7 +4,7 @@
 #include "cmd/cmd.h"
 #include "convert/rebuild.h"
 #include "farm/home.h"
-#include "farm/report.h"
+#include "farm/tally.h"
 
 #include <stdio.h>
 #include <string.h>

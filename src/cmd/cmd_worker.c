@@ -73,6 +73,11 @@ static void close_copy(struct copy *c)
     pthread_mutex_destroy(&c->lock);
 }
 
+static void end_now(void)
+{
+    _Exit(KD_EXIT_STOPPED);
+}
+
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct copy copy = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -94,6 +99,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                                .stop = &kd_cmd_stop,
                                .memory_bytes = o.memory,
                                .stay = o.stay,
+                               .end_now = end_now,
                                .away_s = o.away,
                                .own = o.source ? from_copy : NULL,
                                .ctx = &copy};

@@ -1,4 +1,6 @@
 /* The loop over a layer, on the coordinator or on the one machine there is. */
+#include "farm/farm.h"
+
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -6,7 +8,7 @@
 #include "base/mem.h"
 #include "base/show.h"
 #include "farm/farm_int.h"
-#include "farm/report.h"
+#include "farm/tally.h"
 
 #include <errno.h>
 #include <stdio.h>

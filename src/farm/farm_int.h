@@ -1,6 +1,6 @@
 /* Shared by the coordinator's files: farm.c (the loop), farm_store.c (results), coord.c (HTTPS). */
-#ifndef KD_FARM_INT_H
-#define KD_FARM_INT_H
+#ifndef KD_FARM_FARM_INT_H
+#define KD_FARM_FARM_INT_H
 
 #include "farm/farm.h"
 #include "farm/wire.h"

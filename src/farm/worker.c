@@ -335,7 +335,7 @@ static void end_in_time(struct kd_worker *w, struct kd_client *c)
         return;
     if (!(w->stop_at > 0))
         w->stop_at = now;
-    if (now - w->stop_at < GRACE_S)
+    if (now - w->stop_at < GRACE_S || !w->o.end_now)
         return;
     for (int i = 0; i < KD_LEDGER_HELD_MAX; i++)
         if (w->work[i].state != KD_WORK_FREE &&
@@ -343,7 +343,7 @@ static void end_in_time(struct kd_worker *w, struct kd_client *c)
                              &err))
             break;
     kd_log(KD_LOG_WARN, "worker", "msg=\"stopped in the middle of a job; it was handed back\"");
-    _exit(KD_EXIT_STOPPED);
+    w->o.end_now();
 }
 
 static void *beater(void *arg)
@@ -549,29 +549,41 @@ static void encode_all(struct kd_worker *w, struct kd_client *c)
     }
 }
 
+/* Starts the three threads; on a failure those that run are ended. */
+static int start(struct kd_worker *w, pthread_t thread[3], struct kd_err *err)
+{
+    static void *(*const entry[3])(void *) = {fetcher, uploader, beater};
+    for (int i = 0; i < 3; i++)
+        if (pthread_create(&thread[i], NULL, entry[i], w)) {
+            w->over = true;
+            while (i--)
+                pthread_join(thread[i], NULL);
+            return kd_fail(err, KD_ENOMEM, "cannot start a thread");
+        }
+    return 0;
+}
+
 static int work(struct kd_worker *w, struct kd_err *err)
 {
-    pthread_t fetch, up, beat;
+    pthread_t thread[3];
     struct kd_client *c;
     w->heard = kd_clock_s();
     w->over = w->finished = false;
     if (kd_worker_client(w, &c, 15, err))
         return -1;
-    if (pthread_create(&fetch, NULL, fetcher, w) || pthread_create(&up, NULL, uploader, w) ||
-        pthread_create(&beat, NULL, beater, w)) {
-        kd_fail(err, KD_ENOMEM, "cannot start a thread");
-        _exit(KD_EXIT_FAILED);
+    int rc = start(w, thread, err);
+    if (!rc) {
+        encode_all(w, c);
+        pthread_join(thread[0], NULL);
+        encode_all(w, c); /* what the fetcher brought while it ended goes back */
+        w->over = true;
+        pthread_cond_broadcast(&w->changed);
+        pthread_join(thread[1], NULL);
+        pthread_join(thread[2], NULL);
+        say_leave(w, c);
     }
-    encode_all(w, c);
-    pthread_join(fetch, NULL);
-    encode_all(w, c); /* what the fetcher brought while it ended goes back */
-    w->over = true;
-    pthread_cond_broadcast(&w->changed);
-    pthread_join(up, NULL);
-    pthread_join(beat, NULL);
-    say_leave(w, c);
     kd_client_close(c);
-    return 0;
+    return rc;
 }
 
 static int prepare(struct kd_worker *w, int *lock, struct kd_err *err)

@@ -19,7 +19,10 @@ struct kd_worker_opts {
     const volatile int *stop; /* set: finish or hand back, within half a minute */
     int64_t memory_bytes;     /* for weights that wait; 0: 512 MiB */
     bool stay;                /* after a run's end wait for the next one */
-    double away_s;            /* without a coordinator for so long: give up; 0: 1800 */
+    /* Called half a minute after a stop with an expert still running, once that is handed back:
+     * ends the process. NULL: the expert is waited for. */
+    void (*end_now)(void);
+    double away_s; /* without a coordinator for so long: give up; 0: 1800 */
     /* The worker's own copy of the source: expert e of a layer, or -1. NULL: weights are fetched.
      * Its bytes are held against the coordinator's digest. */
     int (*own)(void *ctx, int64_t layer, int64_t expert, struct kd_farm_task *t,

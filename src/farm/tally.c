@@ -1,4 +1,4 @@
-#include "farm/report.h"
+#include "farm/tally.h"
 
 #include "base/clock.h"
 #include "base/show.h"

@@ -1,6 +1,6 @@
 /* A farm's state for people: text for a terminal, JSON, one HTML page with plots. */
-#ifndef KD_FARM_REPORT_H
-#define KD_FARM_REPORT_H
+#ifndef KD_FARM_TALLY_H
+#define KD_FARM_TALLY_H
 
 #include "base/json.h"
 #include "farm/ledger.h"

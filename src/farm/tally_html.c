@@ -1,7 +1,7 @@
 /* One page, nothing from outside. */
 #include "base/clock.h"
 #include "base/show.h"
-#include "farm/report.h"
+#include "farm/tally.h"
 
 #include <stdio.h>
 #include <string.h>
