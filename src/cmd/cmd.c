@@ -13,6 +13,7 @@
     X(plan)                                                                                        \
     X(fetch)                                                                                       \
     X(slice)                                                                                       \
+    X(receipt)                                                                                     \
     X(inspect)                                                                                     \
     X(verify)                                                                                      \
     X(generate)                                                                                    \
@@ -132,6 +133,7 @@ int kd_main(int argc, const char **argv)
     sigaction(SIGINT, &act, NULL);
     sigaction(SIGTERM, &act, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file over the limit is a failed write, with a sentence */
     if (kd_log_setup(getenv("KONDENSE_LOG"), &err)) {
         fprintf(stderr, "kondense: KONDENSE_LOG: %s\n", err.msg);
         return KD_EXIT_USAGE;

@@ -368,12 +368,48 @@ int64_t kd_head_params(const struct kd_heads *h, const struct kd_head_tensor *t)
     return all;
 }
 
-int64_t kd_heads_params(const struct kd_heads *h)
+enum part { PART_OTHER, PART_ROUTED, PART_EMBED, PART_VISION };
+
+static enum part part_of(const struct kd_heads *h, const char *name)
 {
-    int64_t sum = 0;
-    for (int64_t i = 0; i < h->count; i++)
-        sum += kd_head_params(h, &h->t[i]);
-    return sum;
+    struct kd_k3_name n;
+    if (h->k3 && kd_k3_name_parse(&h->map, name, &n)) {
+        if (n.kind == KD_K3_VISION || n.kind == KD_K3_PROJECTOR)
+            return PART_VISION;
+        return n.kind == KD_K3_ROUTED  ? PART_ROUTED
+               : n.kind == KD_K3_EMBED ? PART_EMBED
+                                       : PART_OTHER;
+    }
+    if (strstr(name, "vision_tower.") || strstr(name, "mm_projector.") || !strncmp(name, "v.", 2))
+        return PART_VISION;
+    if (strstr(name, "_exps.") || strstr(name, ".experts."))
+        return PART_ROUTED;
+    return strstr(name, "embed_tokens.") || !strncmp(name, "token_embd.", 11) ? PART_EMBED
+                                                                              : PART_OTHER;
+}
+
+void kd_heads_sum(const struct kd_heads *h, struct kd_heads_sum *sum)
+{
+    memset(sum, 0, sizeof *sum);
+    for (int64_t i = 0; i < h->count; i++) {
+        const struct kd_head_tensor *t = &h->t[i];
+        int64_t params = kd_head_params(h, t);
+        enum part p = part_of(h, t->name);
+        sum->params += params;
+        sum->bytes += t->bytes;
+        sum->routed_params += p == PART_ROUTED ? params : 0;
+        sum->routed_bytes += p == PART_ROUTED ? t->bytes : 0;
+        sum->embed_params += p == PART_EMBED ? params : 0;
+        sum->embed_bytes += p == PART_EMBED ? t->bytes : 0;
+        sum->vision_params += p == PART_VISION ? params : 0;
+        sum->vision_bytes += p == PART_VISION ? t->bytes : 0;
+    }
+}
+
+int64_t kd_heads_active(const struct kd_heads_sum *sum, int64_t used, int64_t experts)
+{
+    int64_t rest = sum->params - sum->routed_params - sum->embed_params - sum->vision_params;
+    return rest + (experts > 0 ? sum->routed_params / experts * used : sum->routed_params);
 }
 
 void kd_heads_mix(const struct kd_heads *h, char *out, size_t size)

@@ -58,7 +58,17 @@ void kd_heads_close(struct kd_heads *h);
  * EXL3 tiles as the matrix behind them, scales and side vectors as none, padding of A_log as none.
  */
 int64_t kd_head_params(const struct kd_heads *h, const struct kd_head_tensor *t);
-int64_t kd_heads_params(const struct kd_heads *h);
+/* Parameters and bytes by what they are to a token. */
+struct kd_heads_sum {
+    int64_t params, bytes;
+    int64_t routed_params, routed_bytes; /* of experts that tokens choose among */
+    int64_t embed_params, embed_bytes;   /* one row of which is read */
+    int64_t vision_params, vision_bytes; /* tower and projector: not read for text */
+};
+void kd_heads_sum(const struct kd_heads *h, struct kd_heads_sum *sum);
+/* Parameters that a token of text goes through: all but the input embedding and the experts not
+ * chosen. */
+int64_t kd_heads_active(const struct kd_heads_sum *sum, int64_t used, int64_t experts);
 /* Types by bytes, the largest first: "MXFP4, BF16, F32". */
 void kd_heads_mix(const struct kd_heads *h, char *out, size_t size);
 /* A config.json member, looked for in text_config too; NULL: none. */

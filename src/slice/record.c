@@ -34,10 +34,12 @@ static const struct field {
     TEXT("source_commit", "slice.source.commit", commit),
     TEXT("chain", "slice.chain", chain),
     NUMBER("source_layers", "slice.source.layers", layers),
+    NUMBER("source_dense_layers", "slice.source.dense_layers", dense),
     NUMBER("source_experts", "slice.source.experts", experts),
     NUMBER("source_experts_used", "slice.source.experts_used", used),
     NUMBER("source_expert_width", "slice.source.expert_width", width),
     NUMBER("source_parameters", "slice.params.source", params),
+    NUMBER("source_active_parameters", "slice.params.active", active),
     NUMBER("source_data_bytes", "slice.source.data_bytes", data_bytes),
     NUMBER("expert_lists", "slice.experts.lists", lists),
 };
@@ -276,6 +278,7 @@ static int source_of(struct kd_slice_record *r, const struct kd_heads *h, struct
 {
     const char *text = NULL;
     int64_t bytes = 0;
+    struct kd_heads_sum sum;
     snprintf(r->tool, sizeof r->tool, "Kondense " KD_VERSION);
     kd_heads_name(h, r->repo, sizeof r->repo);
     snprintf(r->name, sizeof r->name, "%s", r->repo);
@@ -286,10 +289,13 @@ static int source_of(struct kd_slice_record *r, const struct kd_heads *h, struct
     snprintf(r->commit, sizeof r->commit, "%s", kd_source_commit(h->src));
     kd_heads_mix(h, r->chain, sizeof r->chain);
     r->layers = h->cfg.layers;
+    r->dense = h->cfg.dense_layers;
     r->experts = h->cfg.experts;
     r->used = h->cfg.topk;
     r->width = h->cfg.moe_inter;
-    r->params = kd_heads_params(h);
+    kd_heads_sum(h, &sum);
+    r->params = sum.params;
+    r->active = kd_heads_active(&sum, h->cfg.topk, h->cfg.experts);
     r->data_bytes = h->data_bytes;
     r->blocks_whole = true;
     return 0;

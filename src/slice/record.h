@@ -13,8 +13,9 @@ struct kd_slice_record {
     char repo[256];  /* hf's owner/name, or the file's or folder's name */
     char commit[65]; /* "" where none is known */
     char chain[256]; /* "MXFP4, BF16, F32 > Q1_0" */
-    int64_t layers, experts, used, width, params; /* of the source */
-    int64_t data_bytes;                           /* of its tensors */
+    int64_t layers, dense, experts, used, width, params; /* of the source */
+    int64_t active;                                      /* its parameters used for a token */
+    int64_t data_bytes;                                  /* of its tensors */
     bool blocks_whole;
     int64_t layer_count, expert_count; /* kept */
     int32_t *layers_kept;

@@ -109,7 +109,7 @@ static int put_keys(struct kd_slice *s, struct kd_gguf_plan *p, struct kd_err *e
         if (*c != ' ')
             size[n++] = *c;
     size[n] = 0;
-    snprintf(name, sizeof name, "%s, slice of %lld of %lld layers, %lld of %lld experts", r->name,
+    snprintf(name, sizeof name, "slice of %s: %lld of %lld layers, %lld of %lld experts", r->name,
              (long long)r->layer_count, (long long)r->layers, (long long)r->expert_count,
              (long long)r->experts);
     for (int64_t i = 0; i < g->kv_count; i++) {
