@@ -141,6 +141,12 @@ bool kd_dir_exists(const char *path)
     return !stat(path, &st) && S_ISDIR(st.st_mode);
 }
 
+bool kd_path_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 int64_t kd_file_size(const char *path, struct kd_err *err)
 {
     struct stat st;

@@ -8,7 +8,6 @@
 #include "gate/report.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct {
@@ -169,11 +168,8 @@ static int emit(const char *path, const struct kd_check *c, const struct kd_verd
 static void note_verdict(const struct kd_check *c, const struct kd_verdict *v, const char *src,
                          const char *dst)
 {
-    char *a = src ? realpath(src, NULL) : NULL, *b = realpath(dst, NULL);
     struct kd_err err;
-    bool same = a && b && !strcmp(a, b);
-    free(a);
-    free(b);
+    bool same = src && kd_path_same(src, dst);
     /* A GGUF has no receipt beside it: its folder may hold several. */
     if (!o.no_verdict && !same && !kd_gguf_is(dst) && kd_verdict_write(v, c, dst, &err))
         kd_log(KD_LOG_WARN, "check", "msg=\"the verdict was not written\" reason=\"%s\"", err.msg);

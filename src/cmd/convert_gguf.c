@@ -88,7 +88,8 @@ int kd_cmd_convert_gguf(const char *src, const char *dst, const struct kd_to_ggu
     struct kd_kern kern;
     struct kd_run run;
     struct kd_ckpt *ck;
-    if (kd_ckpt_open(&ck, src, false, err))
+    /* A dry run needs the config and the index, no shard. */
+    if (kd_ckpt_open(&ck, src, set->dry, err))
         return -1;
     int rc = kd_cmd_run_open(&run, &kern, threads, err);
     if (!rc) {

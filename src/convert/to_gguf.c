@@ -211,6 +211,12 @@ static int check_source(struct work *w, struct kd_err *err)
     w->expert_type = w->set->trunk_type;
     if (c->dense_layers == c->layers)
         return 0;
+    if (w->set->dry) { /* shards may be absent: the index names the tensors */
+        for (int64_t i = 0; i < kd_ckpt_count(w->ck); i++)
+            if (strstr(kd_ckpt_at(w->ck, i)->name, ".experts.0.w1.weight_packed"))
+                w->expert_type = KD_GT_MXFP4;
+        return 0;
+    }
     if (kd_k3_store_open(&w->store, c, w->ck, NULL, err) ||
         w->store->get(w->store, c->dense_layers, 0, &e, err))
         return -1;
@@ -222,7 +228,15 @@ static int check_source(struct work *w, struct kd_err *err)
 static int set_names(struct work *w, const char *src, const char *dst, struct kd_err *err)
 {
     char name[256], file[300];
-    size_t n = strlen(dst);
+    int64_t number, count;
+    size_t n = strlen(dst), bare;
+    if (kd_gguf_split_parse(dst, &number, &count, &bare))
+        return kd_fail(err, KD_EUSAGE,
+                       "'%s' is the name of one part of %lld: name it '%.*s.gguf', --split-size "
+                       "numbers the parts",
+                       dst, (long long)count, (int)bare, dst);
+    if (kd_path_same(dst, src))
+        return kd_fail(err, KD_EUSAGE, "'%s' is the source; choose another folder", dst);
     if (n > 5 && !strcmp(dst + n - 5, ".gguf")) {
         snprintf(w->prefix, sizeof w->prefix, "%.*s", (int)(n - 5), dst);
     } else {
@@ -442,7 +456,22 @@ static int put_part(struct work *w, int64_t part, struct kd_err *err)
     return rc ? -1 : 0;
 }
 
-/* Unfinished files of a run that was killed: PREFIX...gguf.tmpXXXXXX. */
+/* Whether it is an unfinished file of this very conversion: NAME.gguf.tmpXXXXXX, or a part's.
+ * Others whose names begin alike may be at work in the same folder. */
+static bool is_left_over(const char *file, const char *name)
+{
+    char whole[512];
+    int64_t number, count;
+    size_t n = strlen(file), bare = strlen(name);
+    if (n < 10 || strncmp(file + n - 10, ".tmp", 4) != 0 || strncmp(file, name, bare) != 0 ||
+        snprintf(whole, sizeof whole, "%.*s", (int)n - 10, file) >= (int)sizeof whole)
+        return false;
+    size_t prefix;
+    return !strcmp(whole + bare, ".gguf") ||
+           (kd_gguf_split_parse(whole, &number, &count, &prefix) && prefix == bare);
+}
+
+/* Unfinished files of a run that was killed. */
 static int sweep(const struct work *w, struct kd_err *err)
 {
     char dir[4096], name[512], path[4096];
@@ -456,9 +485,7 @@ static int sweep(const struct work *w, struct kd_err *err)
         return kd_fail_sys(err, "cannot read the folder '%s'", dir);
     int rc = 0;
     while (!rc && (e = readdir(d))) {
-        size_t n = strlen(e->d_name);
-        if (n < 10 || strncmp(e->d_name + n - 10, ".tmp", 4) != 0 || !strstr(e->d_name, ".gguf") ||
-            strncmp(e->d_name, name, strlen(name)) != 0)
+        if (!is_left_over(e->d_name, name))
             continue;
         rc = kd_path_join(path, sizeof path, dir, e->d_name, err);
         if (!rc && unlink(path))
@@ -471,14 +498,14 @@ static int sweep(const struct work *w, struct kd_err *err)
 /* The state file says which source and settings the parts that are there belong to. */
 static int begin(struct work *w, struct kd_err *err)
 {
-    char first[4096];
+    char part[4096];
     struct kd_buf b, old;
     kd_buf_init(&b, 4096);
     kd_buf_init(&old, 4096);
     kd_buf_printf(&b, "%s %s %lld %lld\n", w->id, kd_gguf_type_info(w->set->trunk_type)->name,
                   (long long)w->set->split_bytes, (long long)w->parts);
-    int rc = part_path(w, w->parts - 1, first, sizeof first, err);
-    if (!rc && kd_file_exists(w->state)) {
+    int rc = 0;
+    if (kd_file_exists(w->state)) {
         rc = kd_file_read(&old, w->state, 4095, err);
         bool same =
             !rc && old.size_bytes == b.size_bytes && !memcmp(old.data, b.data, b.size_bytes);
@@ -488,10 +515,15 @@ static int begin(struct work *w, struct kd_err *err)
             rc = kd_fail(err, KD_EUSAGE,
                          "'%s' was begun from another source or with other settings; remove it",
                          w->prefix);
-    } else if (!rc && kd_file_exists(first)) {
-        rc = kd_fail(err, KD_EUSAGE, "'%s' is there already; choose another name", first);
-    } else if (!rc) {
-        rc = kd_file_write(w->state, b.data, b.size_bytes, err);
+    } else {
+        /* Without a state file nobody knows what the parts that are there were made of. */
+        for (int64_t i = 0; !rc && i < w->parts; i++) {
+            rc = part_path(w, i, part, sizeof part, err);
+            if (!rc && kd_file_exists(part))
+                rc = kd_fail(err, KD_EUSAGE, "'%s' is there already; choose another name", part);
+        }
+        if (!rc)
+            rc = kd_file_write(w->state, b.data, b.size_bytes, err);
     }
     kd_buf_release(&old);
     kd_buf_release(&b);
@@ -501,20 +533,18 @@ static int begin(struct work *w, struct kd_err *err)
 static int check_disk(const struct work *w, struct kd_err *err)
 {
     int64_t need = 0, have = kd_disk_free_bytes(w->prefix);
+    char path[4096], needed[32], left[32];
     for (int64_t i = 0; i < w->parts; i++) {
-        char path[4096], needed[32], left[32];
         if (part_path(w, i, path, sizeof path, err))
             return -1;
         if (!kd_file_exists(path))
             need += kd_gguf_plan_file_bytes(&w->plans[i]);
-        if (have >= 0 && need > have) {
-            kd_show_bytes(needed, sizeof needed, need);
-            kd_show_bytes(left, sizeof left, have);
-            return kd_fail(err, KD_EIO, "'%s' needs at least %s of disk, %s are free", w->prefix,
-                           needed, left);
-        }
     }
-    return 0;
+    if (have < 0 || need <= have)
+        return 0;
+    kd_show_bytes(needed, sizeof needed, need);
+    kd_show_bytes(left, sizeof left, have);
+    return kd_fail(err, KD_EIO, "'%s.gguf' needs %s of disk, %s are free", w->prefix, needed, left);
 }
 
 static int write_all(struct work *w, struct kd_err *err)
@@ -570,7 +600,7 @@ int kd_to_gguf(const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, const char
     int rc = check_source(w, err) || set_names(w, src, dst, err) || list_tensors(w, err);
     if (!rc) {
         cut_parts(w);
-        rc = plan(w, src, err) || kd_k3_ckpt_fingerprint(ck, cfg, w->id, err);
+        rc = plan(w, src, err) || (!set->dry && kd_k3_ckpt_fingerprint(ck, cfg, w->id, err));
     }
     if (!rc) {
         sum_up(w, done);

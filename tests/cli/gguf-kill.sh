@@ -22,4 +22,13 @@ if [ ! -e "$last" ] || [ -e "$tmp/killed/k3-nano-BF16.gguf.unfinished" ]; then
     convert "$tmp/killed" >/dev/null || fail "the last resume"
 fi
 diff -r "$tmp/whole" "$tmp/killed" || fail "other bytes after $killed kills"
+# A file over the limit is a sentence; what another conversion has begun in the folder stays.
+other=$tmp/full/k3-nano-BF16-x.gguf.tmpAbCdEf
+mkdir "$tmp/full" && touch "$other" "$tmp/full/k3-nano-BF16.gguf.tmpAbCdEf"
+(ulimit -f 1000 && convert "$tmp/full") >/dev/null 2>"$tmp/err"
+code=$?
+[ $code = 1 ] && grep -q 'File too large' "$tmp/err" || fail "exit $code: $(cat "$tmp/err")"
+convert "$tmp/full" >/dev/null || fail "the resume after it"
+rm "$other" || fail "another conversion's file is gone"
+diff -r "$tmp/whole" "$tmp/full" || fail "other bytes after a full disk"
 echo "gguf-kill: $killed kills, ok"

@@ -56,6 +56,9 @@ static void writes_and_reads(void **state)
     assert_int_equal(kd_file_read(&b, in_dir("a"), 5, &err), 0);
     assert_string_equal(b.data, "hello");
     kd_buf_clear(&b);
+    assert_true(kd_path_same(dir, in_dir(".")));
+    assert_false(kd_path_same(dir, in_dir("a")));
+    assert_false(kd_path_same(in_dir("none"), in_dir("none")));
     assert_int_equal(kd_file_read(&b, in_dir("a"), 4, &err), -1);
     assert_non_null(strstr(err.msg, "larger than the limit"));
     assert_int_equal(kd_file_read(&b, in_dir("none"), 4, &err), -1);
