@@ -207,6 +207,14 @@ static void drop_all(struct kd_get *g)
     }
 }
 
+static int running_slots(const struct kd_get *g)
+{
+    int n = 0;
+    for (int i = 0; i < g->o.jobs; i++)
+        n += g->slots[i].state == KD_SLOT_RUNS;
+    return n;
+}
+
 static int run_all(struct kd_get *g, struct run *r, struct kd_err *err)
 {
     g->last_byte_s = kd_clock_s();
@@ -217,8 +225,10 @@ static int run_all(struct kd_get *g, struct run *r, struct kd_err *err)
             return -1;
         if (!busy)
             return 0;
+        /* No waiting while a finished one is there to be taken off. */
         if (curl_multi_perform(g->multi, &running) ||
-            curl_multi_poll(g->multi, NULL, 0, 1 + (int)(wait * 1000), NULL))
+            (running == running_slots(g) &&
+             curl_multi_poll(g->multi, NULL, 0, 1 + (int)(wait * 1000), NULL)))
             return kd_fail(err, KD_ENET, "the fetcher failed inside");
         if (reap(g, err))
             return -1;

@@ -32,12 +32,13 @@ static bool numbered(const char *name)
 
 static int add_part(struct kd_heads *h, int file, struct kd_err *err)
 {
-    const struct kd_source_file *f = kd_source_at(h->src, file);
-    if (kd_source_stat(h->src, file, err))
+    /* One size missing: all are asked for at once, unless another file is a dead link. */
+    if (kd_source_at(h->src, file)->bytes < 0 && kd_source_stat(h->src, -1, err) &&
+        (err->code != KD_EREMOTE || kd_source_stat(h->src, file, err)))
         return -1;
     struct kd_head_part *p = &h->parts[h->part_count++];
     p->file = file;
-    p->name = f->name;
+    p->name = kd_source_at(h->src, file)->name;
     p->bytes = kd_source_at(h->src, file)->bytes;
     kd_buf_init(&p->text, KD_GGUF_HEAD_MAX + 1);
     h->file_bytes += p->bytes;

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# labels: fast
+# slice of k3-nano as safetensors and GGUF: everything is the source, a slice of a slice is the direct one, every
+# result runs. What it must hold tensor for tensor is in tests/net/test_slice.py.
+set -eu
+nano=$KONDENSE_TEST_DATA/k3-nano
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+fail() { echo "slice-nano: $*" >&2; exit 1; }
+slice() { "$KONDENSE" slice "$@" -q >"$tmp/out" || fail "$*: $(cat "$tmp/out")"; }
+says() { "$KONDENSE" generate "$1" -p 'The old man looked at the sea and said' -n 8; }
+
+"$KONDENSE" convert "$nano" "$tmp/one.gguf" --to gguf -q >/dev/null
+"$KONDENSE" convert "$nano" "$tmp/set" --to gguf --split-size 4M -q >/dev/null
+
+# Everything: byte for byte the source; a set comes out merged.
+slice "$nano" "$tmp/all"
+for f in "$tmp/all"/*; do cmp "$f" "$nano/$(basename "$f")" || fail "$f"; done
+slice "$tmp/one.gguf" "$tmp/all.gguf"
+cmp "$tmp/one.gguf" "$tmp/all.gguf" || fail "a slice of everything"
+slice "$tmp/set" "$tmp/merged.gguf"
+cmp "$tmp/one.gguf" "$tmp/merged.gguf" || fail "a slice of everything of a set"
+
+# A slice of a slice is the direct slice, and both kinds say the same.
+slice "$nano" "$tmp/a" --layers 8 --experts 4-31
+slice "$tmp/a" "$tmp/b" --layers 4 --experts 4-19
+slice "$nano" "$tmp/c" --layers 4 --experts 8-23
+diff -r "$tmp/b" "$tmp/c" || fail "a slice of a slice"
+slice "$tmp/set" "$tmp/a.gguf" --layers 8 --experts 4-31
+slice "$tmp/a.gguf" "$tmp/b.gguf" --layers 4 --experts 4-19
+slice "$tmp/set" "$tmp/c.gguf" --layers 4 --experts 8-23
+cmp "$tmp/b.gguf" "$tmp/c.gguf" || fail "a slice of a slice of a GGUF"
+[ "$(says "$tmp/c")" = "$(says "$tmp/c.gguf")" ] || fail "$(says "$tmp/c"), $(says "$tmp/c.gguf")"
+
+# Converted on the way: the same as slicing first, whatever the requests and threads.
+for t in Q1_0 MXFP4 Q8_0; do
+    slice "$tmp/set" "$tmp/$t.gguf" --layers 4 --experts 8-23 --experts-used 2 --requant $t
+    slice "$tmp/c.gguf" "$tmp/again.gguf" --experts-used 2 --requant $t --request 64K --gap 1 -t 1
+    cmp "$tmp/$t.gguf" "$tmp/again.gguf" || fail "$t after slicing"
+    rm "$tmp/again.gguf"
+    says "$tmp/$t.gguf" >/dev/null
+done
+grep -q 'relative squared error 2\..*e-05' "$tmp/out" || fail "$(cat "$tmp/out")"
+[ "$(says "$tmp/Q8_0.gguf")" != "$(says "$tmp/Q1_0.gguf")" ] || fail "Q1_0 speaks like Q8_0"
+slice "$tmp/c.gguf" "$tmp/head.gguf" --requant Q1_0 --keep-head
+[ "$(stat -c %s "$tmp/head.gguf")" -gt $(($(stat -c %s "$tmp/Q1_0.gguf") + 1900000)) ] || fail "--keep-head"
+
+# A dry run writes nothing; a finished one leaves nothing beside.
+slice "$nano" "$tmp/dry" --layers 4 --dry-run
+grep -q 'never requested' "$tmp/out" || fail "$(cat "$tmp/out")"
+! ls "$tmp" | grep -qE 'dry|part' || fail "left behind: $(ls "$tmp")"
+echo "slice-nano: ok"
