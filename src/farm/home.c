@@ -278,9 +278,10 @@ int kd_home_enter(const struct kd_home *h, const char *token, char id[64], char 
     snprintf(key, KD_KEY_MAX, "%s.%s", id, secret);
     if (kd_sha256_of(key, strlen(key), key_sha, err))
         return -1;
-    if (write_private(path, key_sha, 64, O_EXCL, err))
-        return errno == EEXIST ? kd_fail(err, KD_EUSAGE, "this join token has been used") : -1;
-    return 0;
+    int rc = write_private(path, key_sha, 64, O_EXCL, err);
+    return rc && err && err->sys == EEXIST
+               ? kd_fail(err, KD_EUSAGE, "this join token has been used")
+               : rc;
 }
 
 int kd_home_check(const struct kd_home *h, const char *key, char id[64], struct kd_err *err)

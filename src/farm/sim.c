@@ -12,8 +12,9 @@ static double layer(const struct kd_sim *s, enum kd_sim_mode mode, double *busy)
     free_at[0] = mode == KD_SIM_EXPERT ? 0 : s->calib_s;
     for (int j = 0; j < s->jobs; j++) {
         int group = s->group > 0 ? s->group : 1, groups = (s->jobs + group - 1) / group;
+        int released = j / group + 1; /* groups, when this one is */
         double ready = mode == KD_SIM_SERIAL     ? s->calib_s
-                       : mode == KD_SIM_STREAMED ? s->calib_s * (j / group + 1) / groups
+                       : mode == KD_SIM_STREAMED ? s->calib_s * released / groups
                                                  : 0;
         int best = -1;
         double at = 0;

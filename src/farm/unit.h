@@ -44,8 +44,8 @@ int kd_unit_write(const char *path, uint64_t digest, const struct kd_quant_out *
                   const struct kd_unit_info *info, struct kd_err *err) KD_MUST;
 /* Checks magic, digest, sizes and the hash of all bytes. */
 int kd_unit_open(struct kd_unit *u, const char *path, uint64_t digest, struct kd_err *err) KD_MUST;
-/* The same over bytes in memory (of even address), which outlive u; `name` is for errors. */
-int kd_unit_view(struct kd_unit *u, const void *data, int64_t bytes, const char *name,
+/* The same over bytes in memory (of even address), which outlive u; `path` is for errors. */
+int kd_unit_view(struct kd_unit *u, const void *bytes, int64_t size, const char *path,
                  uint64_t digest, struct kd_err *err) KD_MUST;
 /* Bytes of the unit that these tensors make: rows and cols of each, and its rate. */
 int64_t kd_unit_size(const int64_t (*shape)[2], const struct kd_rate *rate, int count);

@@ -7,8 +7,10 @@
 #include "base/hash.h"
 #include "farm/ledger.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -504,20 +507,42 @@ static void names_go_both_ways(void **state)
     assert_int_equal(kd_fail_of("nonsense"), KD_FAIL_COUNT);
 }
 
+/* Runs tests/farm/pg.sh; its exit code. Standard output goes to `to`, or nowhere. */
+static int pg_sh(const char *what, const char *to)
+{
+    char script[300], folder[100], verb[16];
+    const char *src = getenv("KONDENSE_TEST_ROOT");
+    posix_spawn_file_actions_t io;
+    pid_t pid;
+    int status = -1;
+    snprintf(script, sizeof script, "%s/tests/farm/pg.sh", src ? src : ".");
+    snprintf(folder, sizeof folder, "%s/pg", dir);
+    snprintf(verb, sizeof verb, "%s", what);
+    char *args[] = {(char[]){"sh"}, script, verb, folder, NULL};
+    posix_spawn_file_actions_init(&io);
+    posix_spawn_file_actions_addopen(&io, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&io, STDOUT_FILENO, to ? to : "/dev/null",
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (posix_spawnp(&pid, "sh", &io, NULL, args, environ) || waitpid(pid, &status, 0) != pid)
+        return -1;
+    posix_spawn_file_actions_destroy(&io);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 /* "host=..." of a private server, or "" where none can be had. */
 static void start_pg(void)
 {
-    char cmd[400];
-    const char *src = getenv("KONDENSE_TEST_ROOT");
+    char path[100];
+    struct kd_err err;
+    struct kd_buf b;
+    snprintf(path, sizeof path, "%s/where", dir);
+    int rc = pg_sh("start", path);
     pg_where[0] = 0;
-    snprintf(cmd, sizeof cmd, "sh %s/tests/farm/pg.sh start %s/pg", src ? src : ".", dir);
-    FILE *p = popen(cmd, "r");
-    if (p && fgets(pg_where, sizeof pg_where, p))
-        pg_where[strcspn(pg_where, "\n")] = 0;
-    int rc = p ? pclose(p) : -1;
-    if (rc)
-        pg_where[0] = 0;
-    if (rc && rc != 77 << 8)
+    kd_buf_init(&b, sizeof pg_where - 1);
+    if (!rc && !kd_file_read(&b, path, sizeof pg_where - 1, &err) && b.data)
+        snprintf(pg_where, sizeof pg_where, "%.*s", (int)strcspn(b.data, "\n"), b.data);
+    kd_buf_release(&b);
+    if (rc && rc != 77)
         fprintf(stderr, "the private PostgreSQL server did not start\n");
 }
 
@@ -542,7 +567,6 @@ int main(void)
         cmocka_unit_test(names_go_both_ways),
     };
     struct kd_err err;
-    char cmd[300];
     snprintf(dir, sizeof dir, "/tmp/kondense-ledger-XXXXXX");
     if (!mkdtemp(dir))
         return 1;
@@ -554,9 +578,7 @@ int main(void)
     if (pg_where[0]) {
         snprintf(where, sizeof where, "%s", pg_where);
         rc += cmocka_run_group_tests_name("postgresql", tests, NULL, NULL);
-        const char *src = getenv("KONDENSE_TEST_ROOT");
-        snprintf(cmd, sizeof cmd, "sh %s/tests/farm/pg.sh crash %s/pg", src ? src : ".", dir);
-        if (system(cmd))
+        if (pg_sh("crash", NULL))
             rc++;
     } else {
         printf("no PostgreSQL server programs here: SQLite only\n");
