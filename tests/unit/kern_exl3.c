@@ -182,7 +182,7 @@ static uint8_t *random_codes(uint64_t seed, int64_t bytes)
 static void products(void **unused)
 {
     enum { KT = 19, NT = 3, ROW = 4, T_MAX = 66 };
-    static const int64_t ts[] = {1, 2, 5, 64, T_MAX};
+    static const int64_t ts[] = {1, 2, 3, 4, 5, 64, T_MAX};
     float *x = floats(1, T_MAX * (16 * KT + 3)), *a = floats(2, T_MAX * 16 * NT),
           *b = floats(3, T_MAX * 16 * NT);
     (void)unused;
@@ -197,7 +197,7 @@ static void products(void **unused)
             blk.cb = (enum kd_codebook)cb;
             /* The reference once, for all tokens: a token's bits depend on no other. */
             ref.mm_exl3(&blk, x, 16 * KT + 3, n % 5 ? 5 : T_MAX, b, 16 * NT);
-            for (size_t i = 0; i < (n % 5 ? 3 : 5); i++) {
+            for (size_t i = 0; i < (n % 5 ? 5 : 7); i++) {
                 isa.mm_exl3(&blk, x, 16 * KT + 3, ts[i], a, 16 * NT);
                 same(a, b, ts[i] * 16 * NT, "mm_exl3");
             }

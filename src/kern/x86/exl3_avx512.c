@@ -11,8 +11,9 @@
 #define FLAT static inline __attribute__((always_inline))
 
 enum {
-    PANEL = 16, /* tiles decoded before tokens pass over them: 16 KiB of floats */
-    TOKENS = 64 /* that share a panel */
+    PANEL = 16,  /* tiles decoded before tokens pass over them: 16 KiB of floats */
+    TOKENS = 64, /* that share a panel */
+    FEW = 4      /* tokens at most for which values stay in registers */
 };
 
 /* How states come out of a tile: 64-byte registers that hold it, and whether 32 bits hold the
@@ -260,39 +261,122 @@ FLAT void fold(const __m512 q[8], float *y)
     _mm512_storeu_ps(y, _mm512_add_ps(_mm512_add_ps(a0, a2), _mm512_add_ps(a1, a3)));
 }
 
-/* One token with mul1: sixteen outputs, values straight from the codes. */
-FLAT void column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                 int64_t step, int64_t k_tiles, const float *x, float *y)
+/* A few tokens with mul1, values straight from the codes: `count` tiles of a column to the sums;
+ * `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
+FLAT void add_column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
+                     int64_t step, int64_t count, const float *x, int64_t ldx,
+                     const unsigned tokens, const unsigned t0, const unsigned chains,
+                     __m512 (*sum)[8])
 {
-    __m512 sum[8];
+    __m512 a[FEW][8];
 
-    for (unsigned q = 0; q < 8; q++)
-        sum[q] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < k_tiles; k++, tile += step, x += 16) {
-        __m512i r[4];
-        load_tile(u, layout, tile, r);
-        kd_tile_prefetch(tile + 8 * step, u->bytes);
 #pragma GCC unroll 4
-        for (unsigned t = 0; t < 4; t++) {
+    for (unsigned m = 0; m < tokens; m++)
+#pragma GCC unroll 8
+        for (unsigned q = 0; q < chains; q++)
+            a[m][q] = sum[m][4 * t0 + q];
+    for (int64_t k = 0; k < count; k++, tile += step, x += 16) {
+        __m512i r[4];
+        const float *from[FEW];
+        /* One register a token: compilers would keep an offset for each row and token instead. */
+#pragma GCC unroll 4
+        for (unsigned m = 0; m < tokens; m++) {
+            from[m] = x + m * ldx;
+            __asm__("" : "+r"(from[m]));
+        }
+        load_tile(u, layout, tile, r);
+        if (t0 == 0)
+            kd_tile_prefetch(tile + 8 * step, u->bytes);
+#pragma GCC unroll 4
+        for (unsigned j = 0; j < chains / 2; j++) {
+            const unsigned t = chains == 8 ? j : t0 + 2 * j;
             __m512i s[4];
             __m512 v[4];
             states(u, layout, r, t, s);
             values_mul1(s, v);
 #pragma GCC unroll 4
             for (unsigned i = 0; i < 4; i++)
-                sum[t % 2 * 4 + i] =
-                    _mm512_fmadd_ps(v[i], _mm512_set1_ps(x[row_of(t, i)]), sum[t % 2 * 4 + i]);
+#pragma GCC unroll 4
+                for (unsigned m = 0; m < tokens; m++)
+                    a[m][4 * j % chains + i] = _mm512_fmadd_ps(
+                        v[i], _mm512_set1_ps(from[m][row_of(t, i)]), a[m][4 * j % chains + i]);
         }
     }
-    fold(sum, y);
+#pragma GCC unroll 4
+    for (unsigned m = 0; m < tokens; m++)
+#pragma GCC unroll 8
+        for (unsigned q = 0; q < chains; q++)
+            sum[m][4 * t0 + q] = a[m][q];
 }
 
-static void columns(const struct unpack *u, const struct kd_exl3_block *b, const float *x, float *y)
-{
-    int64_t step = b->row_tiles * u->bytes;
+struct columns {
+    const uint8_t *tile;
+    int64_t step, k_tiles;
+    const float *x;
+    int64_t ldx;
+    float *y;
+    int64_t ldy;
+};
 
-    for (int64_t n = 0; n < b->n_tiles; n++)
-        BY_LAYOUT(u, column, b->codes + n * u->bytes, step, b->k_tiles, x, y + 16 * n);
+/* Sixteen outputs of each token. The sums of three and four do not fit the registers: a piece of
+ * the tiles is decoded once for each half of the chains. */
+FLAT void column(const struct unpack *u, const struct columns *c, const enum layout layout,
+                 const unsigned tokens)
+{
+    const uint8_t *tile = c->tile;
+    const float *x = c->x;
+    __m512 sum[FEW][8];
+
+    for (unsigned m = 0; m < tokens; m++)
+        for (unsigned q = 0; q < 8; q++)
+            sum[m][q] = _mm512_setzero_ps();
+    if (tokens <= 2)
+        add_column(u, layout, tile, c->step, c->k_tiles, x, c->ldx, tokens, 0, 8, sum);
+    else
+        for (int64_t k = 0; k < c->k_tiles; k += PANEL, tile += PANEL * c->step, x += 16 * PANEL) {
+            int64_t count = c->k_tiles - k < PANEL ? c->k_tiles - k : PANEL;
+            add_column(u, layout, tile, c->step, count, x, c->ldx, tokens, 0, 4, sum);
+            add_column(u, layout, tile, c->step, count, x, c->ldx, tokens, 1, 4, sum);
+        }
+    for (unsigned m = 0; m < tokens; m++)
+        fold(sum[m], c->y + m * c->ldy);
+}
+
+/* Each a function of its own: in one large function compilers run out of registers. */
+#define COLUMN(layout, tokens)                                                                     \
+    static __attribute__((noinline)) void column_##layout##_##tokens(const struct unpack *u,       \
+                                                                     const struct columns *c)      \
+    {                                                                                              \
+        column(u, c, layout, tokens);                                                              \
+    }
+#define COLUMNS(layout) COLUMN(layout, 1) COLUMN(layout, 2) COLUMN(layout, 3) COLUMN(layout, 4)
+COLUMNS(WHOLE2)
+COLUMNS(ONE_QUADS)
+COLUMNS(TWO_QUADS)
+COLUMNS(TWO_PAIRS)
+COLUMNS(FOUR_PAIRS)
+#undef COLUMNS
+#undef COLUMN
+
+#define ROW(layout)                                                                                \
+    [layout] = {column_##layout##_1, column_##layout##_2, column_##layout##_3, column_##layout##_4}
+static void (*const column_of[][FEW])(const struct unpack *u, const struct columns *c) = {
+    ROW(WHOLE2), ROW(ONE_QUADS), ROW(TWO_QUADS), ROW(TWO_PAIRS), ROW(FOUR_PAIRS)};
+#undef ROW
+
+static void columns(const struct unpack *u, const struct kd_exl3_block *b, const float *x,
+                    int64_t ldx, int64_t T, float *y, int64_t ldy)
+{
+    struct columns c = {.tile = b->codes,
+                        .step = b->row_tiles * u->bytes,
+                        .k_tiles = b->k_tiles,
+                        .x = x,
+                        .ldx = ldx,
+                        .y = y,
+                        .ldy = ldy};
+
+    for (int64_t n = 0; n < b->n_tiles; n++, c.tile += u->bytes, c.y += 16)
+        column_of[u->layout][T - 1](u, &c);
 }
 
 /* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles; `chains` of the eight,
@@ -345,8 +429,8 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
     const struct unpack *u = unpack_for(b->rate, b->cb);
     _Alignas(64) float panel[PANEL * 256], sum[TOKENS][8][16];
 
-    if (T == 1 && b->cb == KD_CB_MUL1) {
-        columns(u, b, x, y);
+    if (T <= FEW && b->cb == KD_CB_MUL1) {
+        columns(u, b, x, ldx, T, y, ldy);
         return;
     }
     for (int64_t n = 0; n < b->n_tiles; n++)
