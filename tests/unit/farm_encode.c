@@ -1,4 +1,6 @@
-/* The canary, and the checks of units that come from elsewhere. */
+/* The canary, and the checks of units that come from elsewhere.
+ *
+ * labels: heavy */
 #include "base/hash.h"
 #include "farm/encode.h"
 
@@ -25,11 +27,8 @@ static void the_canary_is_one_everywhere(void **state)
     assert_int_equal(kd_farm_canary(&many, again, &err), 0);
     kd_pool_close(pool);
     assert_string_equal(sha, again);
-    struct kd_kern ref;
-    assert_int_equal(kd_kern_for(&ref, KD_ISA_REF, &err), 0);
-    struct kd_run plain = {.kern = &ref};
-    assert_int_equal(kd_farm_canary(&plain, again, &err), 0);
-    assert_string_equal(sha, again);
+    /* Of class `exact`: every architecture. It changes when the codec does, on purpose. */
+    assert_string_equal(sha, "6d09d24edd7d74c815c7a91510a7b67ca4a3186158a75319be34e3ef5b09649d");
 }
 
 /* A unit whose bytes at `at` are changed and whose hash is made right again. */

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { FARM_LATENT = 128, FARM_INTER = 256, FARM_T = 64, FARM_TOPK = 2, FARM_EXPERTS = 3 };
+enum { FARM_LATENT = 128, FARM_INTER = 128, FARM_T = 64, FARM_TOPK = 2, FARM_EXPERTS = 3 };
 
 static struct kd_kern farm_kern;
 
@@ -59,14 +59,16 @@ static inline void farm_layer_make(struct farm_layer *l)
                                      .blend_rows = 64,
                                      .fallback_rows = 16,
                                      .block_rows = 16};
+    static const int64_t shape[3][2] = {
+        {FARM_INTER, FARM_LATENT}, {FARM_INTER, FARM_LATENT}, {FARM_LATENT, FARM_INTER}};
     for (int e = 0; e < FARM_EXPERTS; e++) {
         struct kd_mat *m[3] = {&l->task[e].w1, &l->task[e].w3, &l->task[e].w2};
         l->task[e].expert = e;
         l->task[e].digest = 5;
         for (int i = 0; i < 3; i++) {
             *m[i] = (struct kd_mat){.type = KD_MAT_BF16,
-                                    .rows = i == 2 ? FARM_LATENT : FARM_INTER,
-                                    .cols = i == 2 ? FARM_INTER : FARM_LATENT,
+                                    .rows = shape[i][0],
+                                    .cols = shape[i][1],
                                     .data = l->w + (3 * e + i) * each};
             m[i]->ld = m[i]->cols;
             l->task[e].spec[i] = (struct kd_quant_spec){.rate = kd_rate_from16(32),

@@ -1,4 +1,6 @@
-/* Messages and blobs there and back; what is out of bounds is refused with its name. */
+/* Messages and blobs there and back; what is out of bounds is refused with its name.
+ *
+ * labels: heavy */
 #include "base/hash.h"
 #include "base/mem.h"
 #include "farm/wire.h"
