@@ -11,30 +11,9 @@
 
 enum { RECEIPT_MAX = 1 << 30 };
 
-static bool ends(const char *name, const char *tail)
-{
-    size_t n = strlen(name), m = strlen(tail);
-    return n >= m && !strcmp(name + n - m, tail);
-}
-
-/* The type that a tensor's bytes are in, whatever the container calls it. */
-static const char *type_of(const struct kd_head_tensor *t)
-{
-    static const char *const exl3[] = {".trellis", ".ktrellis", ".suh",  ".svh",
-                                       ".mul1",    ".mcg",      ".kmask"};
-    if (t->type >= 0)
-        return t->dtype;
-    if (ends(t->name, ".weight_packed") || ends(t->name, ".weight_scale"))
-        return "MXFP4";
-    for (size_t i = 0; i < sizeof exl3 / sizeof *exl3; i++)
-        if (ends(t->name, exl3[i]))
-            return "EXL3";
-    return t->dtype;
-}
-
 static void add_type(struct kd_facts *f, const struct kd_head_tensor *t, int64_t params)
 {
-    const char *name = type_of(t);
+    const char *name = kd_head_type(t);
     int i = 0;
     while (i < f->type_count && strcmp(f->types[i].name, name) != 0)
         i++;
@@ -57,7 +36,7 @@ static void add_big(struct kd_facts *f, const struct kd_head_tensor *t, int64_t 
     int last = f->big_count < KD_FACT_BIG ? f->big_count++ : KD_FACT_BIG - 1;
     memmove(&f->big[at + 1], &f->big[at], (size_t)(last - at) * sizeof *f->big);
     f->big[at] = (struct kd_fact_big){.name = t->name, .elements = params, .bytes = t->bytes};
-    snprintf(f->big[at].type, sizeof f->big[at].type, "%s", type_of(t));
+    snprintf(f->big[at].type, sizeof f->big[at].type, "%s", kd_head_type(t));
 }
 
 static int by_bytes(const void *a, const void *b)

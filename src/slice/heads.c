@@ -413,6 +413,20 @@ int64_t kd_heads_active(const struct kd_heads_sum *sum, int64_t used, int64_t ex
     return rest + (experts > 0 ? sum->routed_params / experts * used : sum->routed_params);
 }
 
+const char *kd_head_type(const struct kd_head_tensor *t)
+{
+    static const char *const exl3[] = {".trellis", ".ktrellis", ".suh",  ".svh",
+                                       ".mul1",    ".mcg",      ".kmask"};
+    if (t->type >= 0)
+        return t->dtype;
+    if (ends(t->name, ".weight_packed") || ends(t->name, ".weight_scale"))
+        return "MXFP4";
+    for (size_t i = 0; i < sizeof exl3 / sizeof *exl3; i++)
+        if (ends(t->name, exl3[i]))
+            return "EXL3";
+    return t->dtype;
+}
+
 void kd_heads_mix(const struct kd_heads *h, char *out, size_t size)
 {
     enum { TYPES_MAX = 64 };
@@ -423,13 +437,7 @@ void kd_heads_mix(const struct kd_heads *h, char *out, size_t size)
     int n = 0;
     for (int64_t i = 0; i < h->count; i++) {
         const struct kd_head_tensor *t = &h->t[i];
-        size_t m = strlen(t->name);
-        /* Codes and scales of MXFP4 are bytes to safetensors. */
-        const char *type = t->type >= 0 ? t->dtype
-                           : strstr(t->name, ".weight_packed") || strstr(t->name, ".weight_scale")
-                               ? "MXFP4"
-                           : m > 8 && !strcmp(t->name + m - 8, ".trellis") ? "EXL3"
-                                                                           : t->dtype;
+        const char *type = kd_head_type(t);
         int at = 0;
         while (at < n && strcmp(types[at].name, type) != 0)
             at++;

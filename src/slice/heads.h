@@ -69,6 +69,9 @@ void kd_heads_sum(const struct kd_heads *h, struct kd_heads_sum *sum);
 /* Parameters that a token of text goes through: all but the input embedding and the experts not
  * chosen. */
 int64_t kd_heads_active(const struct kd_heads_sum *sum, int64_t used, int64_t experts);
+/* The type that a tensor's bytes are in, whatever the container calls it: "Q1_0", "BF16"; "MXFP4"
+ * for packed codes and their scales, "EXL3" for all that belongs to it. */
+const char *kd_head_type(const struct kd_head_tensor *t);
 /* Types by bytes, the largest first: "MXFP4, BF16, F32". */
 void kd_heads_mix(const struct kd_heads *h, char *out, size_t size);
 /* A config.json member, looked for in text_config too; NULL: none. */

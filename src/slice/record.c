@@ -326,6 +326,24 @@ static void compose(struct kd_slice_record *r, const struct kd_heads *h, const s
     }
 }
 
+/* One list where all layers with experts have the same: a direct slice would say it so. */
+static void join_lists(struct kd_slice_record *r, const struct kd_heads *h, const struct kd_keep *k)
+{
+    const int32_t *first = NULL;
+    size_t bytes = (size_t)r->expert_count * sizeof *first;
+    for (int64_t i = 0; r->lists > 1 && i < r->lists; i++) {
+        const int32_t *list = r->experts_kept + i * r->expert_count;
+        if (!kd_k3_is_moe(&h->cfg, k->layers[i]))
+            continue;
+        if (first && memcmp(first, list, bytes) != 0)
+            return;
+        first = first ? first : list;
+    }
+    if (first)
+        memmove(r->experts_kept, first, bytes);
+    r->lists = 1;
+}
+
 int kd_slice_record_make(struct kd_slice_record *r, const struct kd_heads *h,
                          const struct kd_keep *k, const char *to, struct kd_err *err)
 {
@@ -356,6 +374,8 @@ int kd_slice_record_make(struct kd_slice_record *r, const struct kd_heads *h,
         rc = set_ids(r, k->layer_count, r->lists * k->expert_count, err);
     if (!rc)
         compose(r, h, k, found ? &old : NULL);
+    if (!rc)
+        join_lists(r, h, k);
     kd_slice_record_release(&old);
     if (rc)
         kd_slice_record_release(r);

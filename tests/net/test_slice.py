@@ -25,8 +25,8 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy
 ENV["HF_HOME"] = "/nonexistent"
 
 
-def run(*args, rc=0, says=None):
-    p = subprocess.run([KONDENSE, *map(str, args)], env=ENV, capture_output=True, text=True, timeout=100)
+def run(*args, rc=0, says=None, **env):
+    p = subprocess.run([KONDENSE, *map(str, args)], env={**ENV, **env}, capture_output=True, text=True, timeout=100)
     text = p.stdout + p.stderr
     assert p.returncode == rc, "exit code %d, not %d: %s" % (p.returncode, rc, text)
     assert not says or says in text, "'%s' is not in: %s" % (says, text)
@@ -142,6 +142,25 @@ def far_is_near(d, s):
         data = plan["wanted_bytes"] + plan["gap_bytes"] + plan["head_bytes"]
         assert data <= got <= data + 4096, (got, plan)
         assert plan["tensors"] == plan["tensors_copied"] + plan["tensors_sliced"] + plan["tensors_dropped"]
+
+
+def from_hub(d, s):
+    """A hub's repository: the commit is in the record, the weights are the same."""
+    run("slice", "hf:owner/k3-nano", d / "hub", "-q", "--layers", "0-3,8", "--experts", "3,9,10,30",
+        HF_ENDPOINT=s.hub, HF_TOKEN="secret")
+    hub, near = files(d / "hub"), files(d / "near")
+    record = json.loads(hub.pop("slice.json"))
+    near.pop("slice.json")
+    assert hub == near and record["source_repo"] == "owner/k3-nano" and len(record["source_commit"]) == 40
+    text = run("receipt", d / "hub")
+    assert record["source_commit"] in text and "slice record INTACT" in text, text
+    assert not [r for r in s.log if r["auth"] and r["role"] == "cdn"]
+    # Lists that differ in layers that are dropped afterwards.
+    run("slice", NANO, d / "l1", "-q", "--experts", "top:%s" % (d / "ids.json"))
+    run("slice", d / "l1", d / "l2", "-q", "--layers", "4", "--experts", "6")
+    (d / "ids2.json").write_text(json.dumps({l: ids[:6] for l, ids in json.loads((d / "ids.json").read_text()).items()}))
+    run("slice", NANO, d / "l3", "-q", "--layers", "4", "--experts", "top:%s" % (d / "ids2.json"))
+    assert files(d / "l2") == files(d / "l3")
 
 
 def killed(d, s):
@@ -294,7 +313,7 @@ def main():
         run("convert", NANO, d / "nano.gguf", "--to", "gguf", "-q")
         run("convert", NANO, d / "set", "--to", "gguf", "--split-size", "4M", "-q")
         long_model(d)
-        steps = [(cases, False), (by_id, False), (far_is_near, True), (killed, True), (refused, True),
+        steps = [(cases, False), (by_id, False), (far_is_near, True), (from_hub, True), (killed, True), (refused, True),
                  (plan_of_600_gb, True)]
         with RangeServer() as s:
             for step, serves in steps:
