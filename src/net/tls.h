@@ -1,7 +1,7 @@
 /* TLS in front of a plain server of this process (net/srv.h on a loopback port): bytes are taken
  * off the wire, decrypted and passed on, so that the server's own checks of every request stay as
  * they are. And the small certificates that this needs: an authority of our own, and a server's
- * certificate signed by it. TLS 1.2 and up. */
+ * certificate signed by it. TLS 1.2 and up. The process must ignore SIGPIPE, as kd_main does. */
 #ifndef KD_NET_TLS_H
 #define KD_NET_TLS_H
 

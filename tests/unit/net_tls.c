@@ -6,6 +6,7 @@
 #include "net/tls.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -156,6 +157,7 @@ int main(void)
                                        cmocka_unit_test(strangers_are_refused),
                                        cmocka_unit_test(names_are_checked)};
     struct kd_err err;
+    signal(SIGPIPE, SIG_IGN); /* as the program does */
     snprintf(dir, sizeof dir, "/tmp/kondense-tls-XXXXXX");
     if (!mkdtemp(dir))
         return 1;
