@@ -63,7 +63,7 @@ static void counts_in(struct kd_facts *f, const char *by, const char *text)
             continue;
         const char *digits = s + active;
         size_t n = isdigit((unsigned char)*digits) ? decimal(digits, &v, &half) : 0;
-        if (!n || !(unit = suffix(digits[n])) || isalnum((unsigned char)digits[n + 1]))
+        if (!n || (unit = suffix(digits[n])) <= 0 || isalnum((unsigned char)digits[n + 1]))
             continue;
         add(f, by, active ? "active parameters" : "parameters", s, n + 1 + (size_t)active, v * unit,
             (double)(active ? f->active : f->sum.params), half * unit);
@@ -84,7 +84,7 @@ int kd_facts_claim(struct kd_facts *f, const char *text, struct kd_err *err)
     double v, half;
     size_t n = isdigit((unsigned char)*text) ? decimal(text, &v, &half) : 0;
     double unit = n ? suffix(text[n]) : 0;
-    if (!n || (text[n] && (!unit || text[n + 1])))
+    if (!n || (text[n] && (unit <= 0 || text[n + 1])))
         return kd_fail(err, KD_EUSAGE,
                        "--claim: '%s' is neither bits for a parameter (1.544) nor a number of "
                        "parameters (2.8T)",

@@ -11,10 +11,12 @@ BLOCKS = {0: (1, 4), 1: (1, 2), 8: (32, 34), 30: (1, 2), 39: (32, 17), 41: (128,
 
 
 class Gguf:
-    """keys: name -> value, types: name -> value type (of arrays: element type); tensors: name -> (type, ne, bytes)."""
+    """keys: name -> value, types: name -> value type (of arrays: element type); tensors: name -> (type, ne, bytes),
+    or with places=True, places: name -> (offset, size)."""
 
-    def __init__(self, *paths):
-        self.keys, self.types, self.tensors = {}, {}, {}
+    def __init__(self, *paths, places=False):
+        self.keys, self.types, self.tensors, self.places = {}, {}, {}, {}
+        self.only_places = places
         for path in paths:
             with open(path, "rb") as f:
                 self.read(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
@@ -63,7 +65,10 @@ class Gguf:
             for d in ne:
                 n *= d
             n //= elems
-            assert name not in self.tensors
+            assert name not in self.tensors and name not in self.places
+            if self.only_places:
+                self.places[name] = (start + offset, n)
+                continue
             self.tensors[name] = (kind, tuple(ne), m[start + offset:start + offset + n])
 
 

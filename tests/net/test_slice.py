@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
+# timeout: 120
 """kondense slice against a second reader (slice_check.py): GGUF and safetensors, near and far, one list for router,
 bias and experts, layers with one and two digits, killed and resumed, a server that errs, and the plan of a file of
-600 GB of which only the head exists.
-timeout: 120"""
+600 GB of which only the head exists."""
 import json
 import os
 import pathlib
@@ -25,8 +25,8 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and "proxy
 ENV["HF_HOME"] = "/nonexistent"
 
 
-def run(*args, rc=0, says=None, **env):
-    p = subprocess.run([KONDENSE, *map(str, args)], env={**ENV, **env}, capture_output=True, text=True, timeout=100)
+def run(*args, rc=0, says=None, limit=100, **env):
+    p = subprocess.run([KONDENSE, *map(str, args)], env={**ENV, **env}, capture_output=True, text=True, timeout=limit)
     text = p.stdout + p.stderr
     assert p.returncode == rc, "exit code %d, not %d: %s" % (p.returncode, rc, text)
     assert not says or says in text, "'%s' is not in: %s" % (says, text)
