@@ -325,34 +325,38 @@ static void simulate_plan(const struct kd_bench *b)
 }
 
 /* Machines of measured speed: tiles a second of the coordinator's GPU or CPU, and of each worker.
- */
-static int simulate_measured(const struct kd_bench *b, struct kd_err *err)
+ * None without --units. */
+static int read_units(struct kd_sim *s, const char *list, struct kd_err *err)
 {
-    double tiles[KD_SIM_UNITS_MAX];
-    char name[128], part[32];
-    struct kd_sim s = {.layers = LAYERS, .jobs = EXPERTS};
-    for (const char *at = b->units; at && *at;) {
+    char part[32];
+    double all = 0;
+    *s = (struct kd_sim){.layers = LAYERS, .jobs = EXPERTS};
+    for (const char *at = list; at && *at;) {
         size_t n = strcspn(at, ",");
-        if (n >= sizeof part || s.units == KD_SIM_UNITS_MAX)
+        double tiles;
+        if (n >= sizeof part || s->units == KD_SIM_UNITS_MAX)
             return kd_fail(err, KD_EUSAGE, "--units: at most %d numbers", KD_SIM_UNITS_MAX);
         snprintf(part, sizeof part, "%.*s", (int)n, at);
-        if (kd_parse_num(part, &tiles[s.units], err) || !(tiles[s.units] >= 0))
+        if (kd_parse_num(part, &tiles, err) || !(tiles >= 0) || tiles > 1e12)
             return kd_fail(err, KD_EUSAGE, "--units: '%s' is no rate in tiles/s", part);
-        s.units++;
+        s->speed[s->units++] = tiles;
+        all += tiles;
         at += n + (at[n] == ',');
     }
-    if (!s.units)
-        return 0;
-    for (int i = 0; i < s.units; i++)
-        s.speed[i] = tiles[i];
+    return !list || all > 0 ? 0 : kd_fail(err, KD_EUSAGE, "--units: nobody would encode");
+}
+
+static void simulate_measured(const struct kd_bench *b, struct kd_sim *s)
+{
+    char name[128];
     /* An expert has 3 x 3584 x 3072 weights in tiles of 256. */
-    s.encode_s = EXPERTS * 3.0 * 3584 * 3072 / 256;
-    s.ship_s = 3.67e9 * (s.units - 1) / 1.1e9;
-    s.trunk_s = tiles[0] > 0 ? 0.02 * s.encode_s / tiles[0] : 0;
-    s.checkpoint_s = 3;
-    snprintf(name, sizeof name, "%d machines of %.60s tiles/s", s.units, b->units);
-    simulate(b, name, &s, KD_SIM_EXPERT);
-    return 0;
+    s->encode_s = EXPERTS * 3.0 * 3584 * 3072 / 256;
+    s->ship_s = 3.67e9 * (s->units - 1) / 1.1e9;
+    s->trunk_s = s->speed[0] > 0 ? 0.02 * s->encode_s / s->speed[0] : 0;
+    s->checkpoint_s = 3;
+    snprintf(name, sizeof name, "%d machine%s of %.60s tiles/s", s->units, s->units > 1 ? "s" : "",
+             b->units);
+    simulate(b, name, s, KD_SIM_EXPERT);
 }
 
 int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
@@ -361,7 +365,10 @@ int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
     struct kd_ledger l;
     struct rate r;
     double pgbench = -1;
+    struct kd_sim measured;
     int64_t layers = b->layers > 0 ? b->layers : LAYERS;
+    if (read_units(&measured, b->units, err))
+        return -1;
     if (!mkdtemp(dir))
         return kd_fail_sys(err, "no temporary folder");
     snprintf(where, sizeof where, "sqlite:%s/ledger.db", dir);
@@ -382,5 +389,7 @@ int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
     if (rc)
         return -1;
     simulate_plan(b);
-    return simulate_measured(b, err);
+    if (measured.units)
+        simulate_measured(b, &measured);
+    return 0;
 }

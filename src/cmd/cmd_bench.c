@@ -79,11 +79,31 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_STR,
      .out = &o.units,
      .arg = "LIST",
-     .help = "farm: tiles/s of the coordinator and of each worker, for the simulation"},
+     .help =
+         "farm: tiles/s of the coordinator (0: encodes nothing) and of each worker, to simulate"},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
 };
+
+/* An option of another benchmark would be a question that gets no answer. */
+static int check_options(const char *what, const char *model, struct kd_err *err)
+{
+    bool farm = !strcmp(what, "farm"), serve = !strcmp(what, "serve"),
+         codec = !strcmp(what, "encode") || !strcmp(what, "decode");
+    const struct {
+        const char *name;
+        bool given, fits;
+    } used[] = {{"--rate", o.rate, codec},        {"--require", o.require, serve},
+                {"--text", o.texts, serve},       {"--ledger", o.ledger, farm},
+                {"--layers", o.layers > 0, farm}, {"--units", o.units, farm},
+                {"MODEL", model, !farm && !codec}};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (used[i].given && !used[i].fits)
+            return kd_fail(err, KD_EUSAGE, "bench %s has no use for %s (see kondense bench -h)",
+                           what, used[i].name);
+    return 0;
+}
 
 static int run(int argc, const char **argv, struct kd_err *err)
 {
@@ -107,7 +127,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
                        "'%s' is not a benchmark (encode, decode, forward, serve, farm)", argv[0]);
     if (argc > 1 && o.model)
         return kd_fail(err, KD_EUSAGE, "two models: '%s' and --model %s", argv[1], o.model);
-    if (kd_cmd_run_open(&with, &kern, o.threads, err))
+    if (check_options(argv[0], argc > 1 ? argv[1] : NULL, err) ||
+        kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
     struct kd_bench b = {.run = &with,
                          .one = {.kern = &kern},

@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
+#include "fmt/gguf.h"
 #include "plan/forecast.h"
 #include "plan/plan_report.h"
 
@@ -59,7 +60,7 @@ static const struct kd_opt opts[] = {
     {"brief", 0, KD_OPT_FLAG, &o.brief, NULL, "the verdicts alone"},
     {"json", 'j', KD_OPT_STR, &o.json, "FILE",
      "write everything as JSON; - is standard output, without the screen"},
-    {"html", 'H', KD_OPT_STR, &o.html, "FILE", "write one self-contained page"},
+    {"html", 'H', KD_OPT_STR, &o.html, "FILE", "write one self-contained page; - as with --json"},
     KD_OPT_ROW_THREADS(&o.threads),
     {0}};
 
@@ -78,6 +79,13 @@ static int open_model(struct plan_run *r, const char *path, struct kd_err *err)
 {
     if (!path)
         return kd_plan_model_k3(&r->model, err);
+    if (kd_gguf_is(path)) {
+        if (kd_ckpt_open(&r->ck, path, true, err))
+            return -1;
+        if (!kd_ckpt_config(r->ck))
+            return kd_fail(err, KD_ENOTSUP, "%s: this GGUF is not a Kimi K3", path);
+        return kd_plan_model_of(&r->model, kd_ckpt_config(r->ck), path, err);
+    }
     if (kd_plan_model_load(&r->model, path, err))
         return -1;
     if (!kd_dir_exists(path))
@@ -107,6 +115,10 @@ static int rates(struct kd_plan *p, struct kd_err *err)
         part[n] = 0;
         if (kd_parse_num(part, &bits, err) || bits < 1 || bits > 8)
             return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not 1 to 8 bits", part);
+        if (kd_plan_listed(p, bits)) {
+            at += n + (at[n] == ',');
+            continue;
+        }
         if (p->targets == KD_PLAN_TARGETS)
             return kd_fail(err, KD_EUSAGE, "--bpw: more than %d forms", KD_PLAN_TARGETS);
         add_target(p, kd_plan_exl3(bits));
@@ -208,7 +220,7 @@ static int write_out(const char *path, void (*make)(struct kd_buf *, const struc
 static int show(const struct kd_plan *p, struct kd_err *err)
 {
     struct kd_plan_show s = {o.explain, o.figures, o.glossary, o.brief};
-    bool screen = !o.json || strcmp(o.json, "-") != 0;
+    bool screen = !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
     struct kd_buf b;
     int rc = 0;
     if (o.json)
@@ -229,6 +241,10 @@ static int show(const struct kd_plan *p, struct kd_err *err)
 static int plan(struct plan_run *r, const char *model, struct kd_err *err)
 {
     struct kd_plan *p = &r->plan;
+    if (o.disk && !o.here)
+        return kd_fail(err, KD_EUSAGE, "--disk goes with --this");
+    if (o.json && o.html && !strcmp(o.json, "-") && !strcmp(o.html, "-"))
+        return kd_fail(err, KD_EUSAGE, "only one of --json and --html can go to standard output");
     if (open_model(r, model, err))
         return -1;
     int64_t longest = r->model.cfg.context;
@@ -282,8 +298,8 @@ const struct kd_cmd kd_cmd_plan = {
     .args_max = 1,
     .run = run,
     .details =
-        "Without MODEL the model is Kimi K3, whose shape is built in; MODEL is a config.json or a "
-        "folder with one, and the folder's shards or index are counted where they are there.\n\n"
+        "Without MODEL the model is Kimi K3, whose shape is built in; MODEL is a config.json, a "
+        "folder with one, whose shards or index are counted where they are there, or a GGUF.\n\n"
         "Presets: spark, gb300, h100, h200, b200, b300, rtx-pro-6000, 5090, 4090, 3090, 8gb, pc, "
         "mac. "
         "A description in JSON has the keys of docs/plan.md; unknown keys are errors.\n\n"

@@ -303,7 +303,8 @@ static void compared(struct kd_buf *out, const struct kd_plan *p)
     char text[128];
     kd_buf_str(out,
                "<section><h2>Side by side</h2>\n<table><tr><th>machine</th><th class=\"l\">verdict"
-               "</th><th class=\"l\">form</th><th>weights, GiB</th><th>room, GiB</th><th>tok/s</th>"
+               "</th><th class=\"l\">form</th><th>weights and caches, GiB</th><th>room, "
+               "GiB</th><th>tok/s</th>"
                "<th>prompts, tok/s</th><th>hours to make</th><th>USD</th></tr>\n");
     for (int i = 0; i < p->columns; i++) {
         const struct kd_plan_column *c = &p->column[i];
@@ -316,8 +317,8 @@ static void compared(struct kd_buf *out, const struct kd_plan *p)
         cell(out, "l", text);
         cell(out, "l", kd_plan_verdict_text(f->verdict));
         cell(out, "l", c->chosen_name);
-        kd_buf_printf(out, "<td>%.1f</td><td>%.1f</td>", f->device_gib,
-                      kd_machine_room_gib(&c->machine) - f->cache_gib);
+        kd_buf_printf(out, "<td>%.1f</td><td>%.1f</td>", f->device_gib + f->cache_gib,
+                      kd_machine_room_gib(&c->machine));
         if (runs)
             kd_buf_printf(out, "<td>%.1f\u2013%.1f</td><td>%.0f</td>", f->band[0], f->band[1],
                           f->prefill.tokens_s);

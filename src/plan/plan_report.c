@@ -21,6 +21,33 @@ void kd_plan_span(char *out, size_t size, double seconds)
         snprintf(out, size, "%.0f years", seconds / 86400 / 365.25);
 }
 
+void kd_plan_span_range(char *out, size_t size, double low_s, double high_s)
+{
+    static const struct {
+        double below_s, unit_s;
+        const char *name;
+    } units[] = {{100, 1, "s"},
+                 {5400, 60, "min"},
+                 {3600 * 72, 3600, "h"},
+                 {86400 * 800.0, 86400, "days"},
+                 {1e300, 86400 * 365.25, "years"}};
+    int u = 0;
+    while (high_s >= units[u].below_s && u < 4)
+        u++;
+    double low = low_s / units[u].unit_s, high = high_s / units[u].unit_s;
+    snprintf(out, size,
+             high < 10    ? "%.1f to %.1f %s"
+             : high < 100 ? "%.3g to %.3g %s"
+                          : "%.0f to %.0f %s",
+             low, high, units[u].name);
+}
+
+/* A form's name after "as". */
+static const char *as_name(const char *name)
+{
+    return !strncmp(name, "as ", 3) ? name + 3 : name;
+}
+
 void kd_plan_sentence(char *out, size_t size, const struct kd_plan *p,
                       const struct kd_plan_column *c)
 {
@@ -35,7 +62,7 @@ void kd_plan_sentence(char *out, size_t size, const struct kd_plan *p,
     case KD_PLAN_FITS:
         n = snprintf(out, size,
                      "fits as %s: %.1f GiB of weights and %.1f of caches%s, room for %.1f",
-                     c->chosen_name, f->device_gib, f->cache_gib, each, room);
+                     as_name(c->chosen_name), f->device_gib, f->cache_gib, each, room);
         /* The better form that just misses. */
         for (int t = 1; t < p->targets && &c->fit[t] != f && n > 0 && n < (int)size; t++)
             if (p->target[t].form == KD_FORM_EXL3 && c->fit[t].short_gib > 0)
@@ -46,17 +73,17 @@ void kd_plan_sentence(char *out, size_t size, const struct kd_plan *p,
         snprintf(out, size,
                  "does not fit in memory (%.0f GiB short%s as %s); runs with experts read from the "
                  "drive",
-                 f->short_gib, each, c->chosen_name);
+                 f->short_gib, each, as_name(c->chosen_name));
         return;
     case KD_PLAN_TOO_BIG:
         break;
     }
     if (f->devices_needed)
         snprintf(out, size, "does not fit: %.0f GiB short%s as %s; %d of them would do",
-                 f->short_gib, each, c->chosen_name, f->devices_needed);
+                 f->short_gib, each, as_name(c->chosen_name), f->devices_needed);
     else
         snprintf(out, size, "does not fit: %.0f GiB short%s as %s", f->short_gib, each,
-                 c->chosen_name);
+                 as_name(c->chosen_name));
 }
 
 bool kd_plan_listed(const struct kd_plan *p, double rate)

@@ -70,6 +70,8 @@ extern const struct kd_glossary kd_plan_glossary[]; /* ends with NULL */
 bool kd_plan_listed(const struct kd_plan *p, double rate);
 /* "12 s", "3 min", "14 h", "6 days"; "never" for negative ones. */
 void kd_plan_span(char *out, size_t size, double seconds);
+/* "12.6 to 33.4 h": both ends in the unit of the larger. */
+void kd_plan_span_range(char *out, size_t size, double low_s, double high_s);
 /* The sentence of a verdict: what fits or does not, and by how much. */
 void kd_plan_sentence(char *out, size_t size, const struct kd_plan *p,
                       const struct kd_plan_column *c);

@@ -15,23 +15,19 @@ static void head(struct kd_buf *out, const struct kd_plan *p)
     kd_show_count(all, sizeof all, m->total_params);
     kd_show_count(active, sizeof active, m->active_params);
     kd_show_exact(tokens, sizeof tokens, (int64_t)p->use.context);
-    kd_buf_printf(out, "%s: %s parameters, %s of them for a token. %g sequence%s of %s tokens, ",
+    kd_buf_printf(out, "%s: %s parameters, %s used a token. %g sequence%s of %s tokens, ",
                   kd_show_text(name, sizeof name, m->name), all, active, p->use.sequences,
                   p->use.sequences > 1 ? "s" : "", tokens);
-    kd_buf_printf(out, "cache of %lld-bit values%s.\n", (long long)p->use.cache_width * 8,
+    kd_buf_printf(out, "%lld-bit cache%s.\n", (long long)p->use.cache_width * 8,
                   p->use.cut_cache ? ", dealt over the devices" : "");
 }
 
 static void hours_text(char *out, size_t size, const struct kd_plan_hours h[2])
 {
-    char lo[32], hi[32];
-    if (!(h[0].total > 0)) {
+    if (h[0].total > 0)
+        kd_plan_span_range(out, size, h[0].total * 3600, h[1].total * 3600);
+    else
         snprintf(out, size, "no figure");
-        return;
-    }
-    kd_plan_span(lo, sizeof lo, h[0].total * 3600);
-    kd_plan_span(hi, sizeof hi, h[1].total * 3600);
-    snprintf(out, size, "%s to %s", lo, hi);
 }
 
 /* "12.3", or "12.3 to 45" where the two differ. */
@@ -62,6 +58,26 @@ static void speed(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
                       range(ceiling, sizeof ceiling, f->full[0], f->full[1]));
 }
 
+/* A paragraph in lines of at most 100 columns, two of them indentation; a bracket that would be cut
+ * in the right half goes to the next line. */
+static void wrapped(struct kd_buf *out, const char *text)
+{
+    enum { WIDTH = 98 };
+    while (*text) {
+        size_t n = strlen(text), open = 0;
+        if (n > WIDTH) {
+            for (n = WIDTH; n > 1 && text[n] != ' ';)
+                n--;
+            for (size_t i = 0; i < n; i++)
+                open = text[i] == '(' ? i : text[i] == ')' ? 0 : open;
+            n = open > WIDTH / 2 ? open - 1 : n;
+        }
+        kd_buf_printf(out, "  %.*s\n", (int)n, text);
+        for (text += n; *text == ' ';)
+            text++;
+    }
+}
+
 static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
     const struct kd_machine *m = &c->machine;
@@ -72,7 +88,7 @@ static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd
         kd_buf_printf(out, "%d x ", m->count);
     kd_buf_printf(out, "%s\n", kd_show_text(text, sizeof text, m->title));
     kd_plan_sentence(text, sizeof text, p, c);
-    kd_buf_printf(out, "  %s\n", text);
+    wrapped(out, text);
     if (f->verdict == KD_PLAN_NOT_SUPPORTED)
         return;
     if (f->verdict != KD_PLAN_TOO_BIG)
@@ -102,8 +118,8 @@ static void compared(struct kd_buf *out, const struct kd_plan_column *c)
     if (f->price_usd > 0)
         snprintf(price, sizeof price, "%.0f", f->price_usd);
     kd_buf_printf(out, "  %-16.16s %-14s %-16s %9.1f %9.1f  %-14s %8s  %-18s %8s\n", name,
-                  kd_plan_verdict_text(f->verdict), c->chosen_name, f->device_gib,
-                  kd_machine_room_gib(&c->machine) - f->cache_gib, band, prompts, hours, price);
+                  kd_plan_verdict_text(f->verdict), c->chosen_name, f->device_gib + f->cache_gib,
+                  kd_machine_room_gib(&c->machine), band, prompts, hours, price);
 }
 
 /* Machines side by side, and all of them as one farm. */
@@ -113,7 +129,7 @@ static void together(struct kd_buf *out, const struct kd_plan *p)
     if (p->columns < 2)
         return;
     kd_buf_printf(out, "\n  %-16s %-14s %-16s %9s %9s  %-14s %8s  %-18s %8s\n", "side by side", "",
-                  "form", "weights", "room", "tok/s", "prompts", "making it", "USD");
+                  "form", "GiB", "of", "tok/s", "prompts", "making it", "USD");
     for (int i = 0; i < p->columns; i++)
         compared(out, &p->column[i]);
     hours_text(text, sizeof text, p->together);
@@ -128,7 +144,13 @@ static void sizes(struct kd_buf *out, const struct kd_plan *p)
         "latent down, up",  "shared experts", "dense MLP",     "norms",
         "embedding",        "head",           "last norm",     "vision tower",
         "vision projector", "unknown"};
-    kd_buf_printf(out, "\nSizes, GiB\n  %-18s", "");
+    double most_bytes = 0;
+    for (int t = 0; t < p->targets; t++)
+        if ((double)p->column[0].fit[t].bytes.file_bytes > most_bytes)
+            most_bytes = (double)p->column[0].fit[t].bytes.file_bytes;
+    bool small = most_bytes < gib;
+    const double unit = small ? 1048576.0 : gib;
+    kd_buf_printf(out, "\nSizes, %s\n  %-18s", small ? "MiB" : "GiB", "");
     for (int t = 0; t < p->targets; t++)
         kd_buf_printf(out, " %16s", p->target[t].name);
     kd_buf_char(out, '\n');
@@ -140,19 +162,20 @@ static void sizes(struct kd_buf *out, const struct kd_plan *p)
             continue;
         kd_buf_printf(out, "  %-18s", title[k]);
         for (int t = 0; t < p->targets; t++)
-            kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.kind[k] / gib);
+            kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.kind[k] / unit);
         kd_buf_char(out, '\n');
     }
     kd_buf_printf(out, "  %-18s", "all files");
     for (int t = 0; t < p->targets; t++)
-        kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.file_bytes / gib);
+        kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.file_bytes / unit);
     kd_buf_printf(out, "\n  %-18s", "  bytes");
     for (int t = 0; t < p->targets; t++)
         kd_buf_printf(out, " %16lld", (long long)p->column[0].fit[t].bytes.file_bytes);
     kd_buf_printf(out, "\n  %-18s", "read for a token");
     for (int t = 0; t < p->targets; t++) {
         const struct kd_plan_bytes *b = &p->column[0].fit[t].bytes;
-        kd_buf_printf(out, " %13.2f GB", ((double)b->trunk + b->token_expert) / 1e9);
+        kd_buf_printf(out, " %13.2f %s", ((double)b->trunk + b->token_expert) / (small ? 1e6 : 1e9),
+                      small ? "MB" : "GB");
     }
     kd_buf_char(out, '\n');
 }
@@ -253,6 +276,7 @@ static void details(struct kd_buf *out, const struct kd_plan *p, const struct kd
                     bool explain)
 {
     char title[96];
+    struct kd_buf money;
     kd_buf_printf(out, "\n%s%s\n", kd_show_text(title, sizeof title, c->machine.title),
                   c->machine.count > 1 ? ", each of them" : "");
     if (c->chosen->verdict == KD_PLAN_NOT_SUPPORTED) {
@@ -263,11 +287,18 @@ static void details(struct kd_buf *out, const struct kd_plan *p, const struct kd
     places(out, c);
     hits(out, c->chosen);
     making(out, p, c);
-    kd_buf_str(out, "\n  ");
-    kd_plan_money(out, p, c);
+    kd_buf_init(&money, 1 << 16);
+    kd_plan_money(&money, p, c);
     kd_buf_char(out, '\n');
-    if (*c->machine.note)
-        kd_buf_printf(out, "\n  Note: %s.\n", c->machine.note);
+    if (money.size_bytes && kd_buf_ok(&money, "money", NULL) == 0)
+        wrapped(out, money.data);
+    kd_buf_release(&money);
+    if (*c->machine.note) {
+        char note[1024];
+        snprintf(note, sizeof note, "Note: %s.", c->machine.note);
+        kd_buf_char(out, '\n');
+        wrapped(out, note);
+    }
     if (explain) {
         kd_buf_str(out, "\n  How the numbers come about\n");
         kd_plan_explain(out, p, c);

@@ -43,4 +43,9 @@ bad sideways
 bad encode --rate 9
 bad encode --rate 2.01
 bad forward
+bad decode --ledger x # options of another benchmark, and a list that is wrong before anything is measured
+bad encode "$model"
+bad farm --rate 2
+bad farm --units 0,0
+bad farm --units 5,x
 exit 0

@@ -26,6 +26,11 @@ refuse 2 "is not 1 to 8 bits" --bpw 2,x
 refuse 2 "the model has at most 1048576" --context 2000000
 refuse 2 "not one of f32|bf16|fp8" --cache int3
 refuse 1 "cannot open" "$tmp/none"
+refuse 2 "--disk goes with --this" --disk "$tmp"
+refuse 2 "only one of" --json - --html -
+head -c 100 /dev/zero >"$tmp/no.gguf"
+refuse 1 "does not begin with GGUF" "$tmp/no.gguf"
+rm "$tmp/no.gguf"
 echo '{"model_type": "llama"}' >"$tmp/config.json"
 refuse 1 "config.json" "$tmp"
 refuse 1 "no/such/dir" --html "$tmp/no/such/dir/p.html"

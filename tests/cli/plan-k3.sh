@@ -28,6 +28,13 @@ for bpw in 2.3 3; do
         python3 -c 'import json, sys; f = json.load(sys.stdin)["forms"]; print(f[1]["file_bytes"])' | grep -qx "$want" ||
         fail "k3-nano at $bpw: not the $want bytes of convert"
 done
+# A rate given twice is one form; the same model as folder and as GGUF; a page alone on standard output.
+[ "$("$KONDENSE" plan -m spark:8 -b 2.3,2.3 --brief | grep -c "EXL3 2.3 bits is .* short.*EXL3 2.3 bits")" = 0 ] || fail "a rate twice"
+"$KONDENSE" plan "$data/k3-nano" -m pc --brief | grep -q "fits as stored" || fail "k3-nano as stored"
+"$KONDENSE" convert "$data/k3-nano" "$tmp/n.gguf" --to gguf -q >/dev/null
+"$KONDENSE" plan "$tmp/n.gguf" -m pc >"$tmp/g.txt" || fail "a GGUF"
+grep -q "fits as stored" "$tmp/g.txt" && grep -q "routed experts  *6.38" "$tmp/g.txt" || fail "a GGUF: $(head -20 "$tmp/g.txt")"
+"$KONDENSE" plan -m pc --html - | tail -n 1 | grep -qx "</html>" || fail "--html -"
 # A machine of one's own; --explain and --figures.
 cat >"$tmp/box.json" <<'J'
 {"format": 1, "name": "box", "title": "a box", "tiers": [
