@@ -123,6 +123,9 @@ static int read_number(struct kd_sourced *out, const struct kd_json *obj, const 
     } else if (kd_json_num(obj, n->key, n->min, n->max, &out->v, err)) {
         return -1;
     }
+    /* Times are quotients: what is as good as nothing would make years with eighty digits. */
+    if (out->v > 0 && out->v < 1e-3)
+        return kd_fail(err, KD_ECORRUPT, "'%s' is %g: 0 or at least 0.001", n->key, out->v);
     kd_show_text(out->source, sizeof out->source, source ? source : "machine file");
     return 0;
 }
@@ -189,6 +192,8 @@ static int read_machine(struct kd_machine *m, const struct kd_json *root, const 
     if (known(root, machine_keys, err) || kd_json_int(root, "format", 1, 1, &format, err) ||
         kd_json_str(root, "name", &name, err))
         return -1;
+    if (!*name)
+        return kd_fail(err, KD_ECORRUPT, "'name' is empty");
     kd_show_text(m->key, sizeof m->key, name);
     text_or(m->title, sizeof m->title, root, "title", name);
     text_or(m->note, sizeof m->note, root, "note", "");

@@ -15,7 +15,7 @@ static void head(struct kd_buf *out, const struct kd_plan *p)
     kd_show_count(all, sizeof all, m->total_params);
     kd_show_count(active, sizeof active, m->active_params);
     kd_show_exact(tokens, sizeof tokens, (int64_t)p->use.context);
-    kd_buf_printf(out, "%s: %s parameters, %s used a token. %g sequence%s of %s tokens, ",
+    kd_buf_printf(out, "%s: %s parameters, %s used for a token. %g sequence%s of %s tokens, ",
                   kd_show_text(name, sizeof name, m->name), all, active, p->use.sequences,
                   p->use.sequences > 1 ? "s" : "", tokens);
     kd_buf_printf(out, "%lld-bit cache%s.\n", (long long)p->use.cache_width * 8,

@@ -19,6 +19,10 @@ refuse 2 "outside 1 to 1024" -m spark:0
 refuse 1 "'speed' is not a key; known are: kind, gib, gb_s, reserve_gib" -m "$tmp/m.json"
 echo '{"format": 1, "name": "x", "tflops": 1, "tiers": [{"kind": "ram", "gib": 1, "gb_s": 1}]}' >"$tmp/alone.json"
 refuse 1 "devices without 'link_gb_s' cannot share a model" -m "$tmp/alone.json:2"
+sed 's/"x"/""/' "$tmp/alone.json" >"$tmp/empty.json"
+refuse 1 "'name' is empty" -m "$tmp/empty.json"
+sed 's/"tflops"/"tiles_s": 1e-200, "tflops"/' "$tmp/alone.json" >"$tmp/tiny.json"
+refuse 1 "'tiles_s' is 1e-200: 0 or at least 0.001" -m "$tmp/tiny.json"
 refuse 1 "not valid JSON" -m "$tmp/broken.json"
 refuse 1 "/nowhere.json" -m "$tmp/nowhere.json"
 refuse 2 "is not 1 to 8 bits" --bpw 9
