@@ -20,9 +20,10 @@
  * Branches are not recorded. The costs before every few positions (a segment) are kept instead, and
  * the way back evaluates again the few states of a segment that lead to its known end.
  *
- * Primitives: LANES, TILES, TRUNC_BITS, TRUNC_FREE, vi, vi_load, vi_store, vi_set1, vi_add, vi_sub,
- * vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select), vi_trunc, vi_trunc_clean, vi_round,
- * vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi, vi_store_row, natural_values. */
+ * Primitives: LANES, TILES, ABREAST (tiles that share loaded values), TRUNC_BITS, TRUNC_FREE, vi,
+ * vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select),
+ * vi_trunc, vi_trunc_clean, vi_round, vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi,
+ * vi_store_row, natural_values. */
 #include "kern/exl3_ring.h"
 #include "kern/trellis_scratch.h"
 
@@ -118,31 +119,40 @@ FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const
     const vi cap = vi_set1(stored(FORM_TRUNC, KD_SEARCH_CAP));
 
     for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
-        for (int t = 0; t < TILES; t++) {
-            const vi w = vi_set1(s->target[p][t]);
-            vi cost[16], out[16];
+        for (int t0 = 0; t0 < TILES; t0 += ABREAST) {
+            vi w[ABREAST], cost[ABREAST][16], out[ABREAST][16];
 
-            for (unsigned b = 0; b < branches; b++)
-                cost[b] = vi_load(s->in[t] + i + b * spread);
+            for (int t = 0; t < ABREAST; t++) {
+                w[t] = vi_set1(s->target[p][t0 + t]);
+                for (unsigned b = 0; b < branches; b++)
+                    cost[t][b] = vi_load(s->in[t0 + t] + i + b * spread);
+            }
 #pragma GCC unroll 16
             for (unsigned l = 0; l < group; l++) {
-                vi m[16];
+                vi value[16];
 #pragma GCC unroll 16
-                for (unsigned b = 0; b < branches; b++) {
-                    vi value = vi_load(v + (l * branches + b) * LANES);
-                    m[b] =
-                        vi_add(cost[b], vi_trunc(wrap ? vi_sub(value, w) : vi_sub_sat(value, w)));
-                }
+                for (unsigned b = 0; b < branches; b++)
+                    value[b] = vi_load(v + (l * branches + b) * LANES);
+#pragma GCC unroll 2
+                for (int t = 0; t < ABREAST; t++) {
+                    vi m[16];
+#pragma GCC unroll 16
+                    for (unsigned b = 0; b < branches; b++) {
+                        vi d = wrap ? vi_sub(w[t], value[b]) : vi_sub_sat(w[t], value[b]);
+                        m[b] = vi_add(cost[t][b], vi_trunc(d));
+                    }
 #pragma GCC unroll 4
-                for (unsigned n = branches / 2; n; n /= 2)
+                    for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
-                    for (unsigned b = 0; b < n; b++)
-                        m[b] = vi_minu(m[2 * b], m[2 * b + 1]);
-                out[l] = vi_trunc_clean(m[0]);
-                if (limit)
-                    out[l] = vi_minu(out[l], cap);
+                        for (unsigned b = 0; b < n; b++)
+                            m[b] = vi_minu(m[2 * b], m[2 * b + 1]);
+                    out[t][l] = vi_trunc_clean(m[0]);
+                    if (limit)
+                        out[t][l] = vi_minu(out[t][l], cap);
+                }
             }
-            interleave(out, group, s->out[t] + ((size_t)i << a));
+            for (int t = 0; t < ABREAST; t++)
+                interleave(out[t], group, s->out[t0 + t] + ((size_t)i << a));
         }
 }
 

@@ -4,8 +4,9 @@
 
 #include <arm_neon.h>
 
-#define LANES 8u
-#define TILES 1
+#define LANES   8u
+#define TILES   1
+#define ABREAST 1
 /* The doubling product drops one bit less. */
 #define TRUNC_BITS 1
 #define TRUNC_FREE 1

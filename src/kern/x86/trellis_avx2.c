@@ -6,6 +6,7 @@
 
 #define LANES      16u
 #define TILES      KD_TRELLIS_PAIR
+#define ABREAST    1
 #define TRUNC_BITS 2
 #define TRUNC_FREE 3
 

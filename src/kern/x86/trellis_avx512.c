@@ -6,6 +6,7 @@
 
 #define LANES      32u
 #define TILES      KD_TRELLIS_PAIR
+#define ABREAST    TILES
 #define TRUNC_BITS 2
 #define TRUNC_FREE 3
 
