@@ -191,6 +191,7 @@ static void probe(struct kd_jw *w, const struct kd_probe *p)
     kd_jw_str(w, "isa", p->isa);
     kd_jw_num(w, "ram_gib", p->ram_gib);
     kd_jw_num(w, "ram_free_gib", p->ram_free_gib);
+    kd_jw_num(w, "load", p->load);
     kd_jw_num(w, "ram_gb_s", p->ram_gb_s);
     kd_jw_num(w, "disk_gb_s", p->disk_gb_s);
     kd_jw_str(w, "disk_why", p->disk_why);

@@ -309,6 +309,10 @@ static void probe_text(struct kd_buf *out, const struct kd_probe *p)
 {
     kd_buf_printf(out, "\nMeasured here in %.1f s: %s, %d threads, %s\n", p->seconds, p->cpu,
                   p->threads, p->isa);
+    if (p->load > 0.5 * p->threads)
+        kd_buf_printf(out,
+                      "  this machine is busy (load %.1f): rates are too low and do not agree\n",
+                      p->load);
     kd_buf_printf(out, "  memory %.1f GiB (%.1f free), read at %.1f GB/s\n", p->ram_gib,
                   p->ram_free_gib, p->ram_gb_s);
     if (p->disk_gb_s > 0)

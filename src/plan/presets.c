@@ -14,6 +14,7 @@
 #define BY_SM    "estimate: the H200's rate by number of SMs"
 #define GEN5     "one Gen5 drive, serving 4.3, Nov 2026"
 #define GEN4     "one Gen4 drive, serving 4.4, Nov 2026"
+#define EACH_PC  "4090:2 and the like count PCs, each with its own memory and drive, but linked as fast as cards in one: for two cards in one PC describe it in a file"
 #define DESKTOP  "dual-channel desktop, serving 7.3, Nov 2026"
 
 // clang-format off
@@ -58,25 +59,25 @@ const struct kd_preset kd_presets[] = {
      .tflops = {200, E}, .fp32_tflops = {125, SHEET("RTX PRO 6000")}, .tiles_s = {153000, "reported at K=4, 106 to 153 thousand, exl3 5.4, Nov 2026"},
      .link_gb_s = {50, PCIE}, .collective_us = {41.5, "RTX 5090 over PCIe, serving 5.5, Nov 2026"}, .watts = {600, SHEET("RTX PRO 6000")},
      .price_usd = {8565, "list price in a press report, Apr 2026"}},
-    {.key = "5090", .title = "PC with a GeForce RTX 5090 32 GB",
+    {.key = "5090", .title = "PC with a GeForce RTX 5090 32 GB", .note = EACH_PC,
      .tier = {{KD_MEM_HBM, {31, SHEET("32 GB,")}, {1500, "serving appendix B, Nov 2026"}, {2, E}},
               {KD_MEM_RAM, {125, "128 GB, estimate"}, {65, DESKTOP}, {13, E}}, {KD_MEM_NVME, {1800, E}, {12.9, GEN5}, {100, E}}},
      .tflops = {100, "serving appendix B, Nov 2026"}, .fp32_tflops = {105, SHEET("RTX 5090")}, .tiles_s = {140000, E},
      .link_gb_s = {50, PCIE}, .collective_us = {41.5, "serving 5.5, Nov 2026"}, .watts = {575, "card only, data sheet"},
      .price_usd = {1999, "list price of the card, Jan 2025"}},
-    {.key = "4090", .title = "PC with a GeForce RTX 4090 24 GB",
+    {.key = "4090", .title = "PC with a GeForce RTX 4090 24 GB", .note = EACH_PC,
      .tier = {{KD_MEM_HBM, {23.5, SHEET("24 GB,")}, {857, SHARE("1.008 TB/s")}, {1.5, E}},
               {KD_MEM_RAM, {62, "64 GB, estimate"}, {60, "serving appendix B, Nov 2026"}, {8, E}}, {KD_MEM_NVME, {1800, E}, {6.5, GEN4}, {100, E}}},
      .tflops = {80, E}, .fp32_tflops = {83, SHEET("RTX 4090")}, .tiles_s = {120000, E},
      .link_gb_s = {25, "PCIe 4 x16, data sheet"}, .collective_us = {41.5, E}, .watts = {450, "card only, data sheet"},
      .price_usd = {1599, "list price of the card, Oct 2022"}},
-    {.key = "3090", .title = "PC with a GeForce RTX 3090 24 GB",
+    {.key = "3090", .title = "PC with a GeForce RTX 3090 24 GB", .note = EACH_PC,
      .tier = {{KD_MEM_HBM, {23.5, SHEET("24 GB,")}, {796, SHARE("936 GB/s")}, {1.5, E}},
               {KD_MEM_RAM, {62, "64 GB, estimate"}, {45, "estimate: dual-channel DDR4"}, {8, E}}, {KD_MEM_NVME, {1800, E}, {6.5, GEN4}, {100, E}}},
      .tflops = {35, E}, .fp32_tflops = {36, SHEET("RTX 3090")}, .tiles_s = {50000, E},
      .link_gb_s = {25, "PCIe 4 x16, data sheet"}, .collective_us = {41.5, E}, .watts = {350, "card only, data sheet"},
      .price_usd = {1499, "list price of the card, Sep 2020"}},
-    {.key = "8gb", .title = "PC with an 8 GB graphics card",
+    {.key = "8gb", .title = "PC with an 8 GB graphics card", .note = EACH_PC,
      .tier = {{KD_MEM_HBM, {7.7, "8 GB"}, {231, SHARE("272 GB/s (RTX 4060)")}, {1, E}},
               {KD_MEM_RAM, {30, "32 GB, estimate"}, {60, E}, {4, E}}, {KD_MEM_NVME, {900, E}, {6.5, GEN4}, {50, E}}},
      .tflops = {15, E}, .fp32_tflops = {15, SHEET("RTX 4060")}, .tiles_s = {25000, E},

@@ -352,6 +352,8 @@ int kd_probe_make(struct kd_probe *p, const struct kd_run *run, const char *path
     memset(p, 0, sizeof *p);
     p->threads = kd_pool_threads(run->pool);
     p->isa = run->kern->name;
+    if (getloadavg(&p->load, 1) != 1)
+        p->load = 0;
     cpu_name(p);
     system_memory(p);
     disk(p, run, path);

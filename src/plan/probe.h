@@ -21,6 +21,7 @@ struct kd_probe {
     int threads;
     const char *isa;
     double ram_gib, ram_free_gib, ram_gb_s;
+    double load;      /* runnable threads of others, over the last minute; 0: unknown */
     double disk_gb_s; /* 0: not measured */
     double disk_free_gib;
     char disk_path[256], disk_why[96];
