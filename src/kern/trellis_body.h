@@ -445,6 +445,23 @@ static void build_table(const int16_t *natural, int16_t *table, unsigned a, unsi
             }
 }
 
+/* As many positions as have `most` free bits at most, wherever they start: more would be fewer
+ * costs kept, but the way back touches as many cache lines of them as it has states. Between 1 and
+ * 2 bits it takes four positions for the costs to fit their room. */
+static unsigned segment_of(struct kd_rate rate)
+{
+    const unsigned most = rate.base == 1 ? 8 : 7;
+
+    for (unsigned n = 1;; n++)
+        for (unsigned p = 0; p < 16; p++) {
+            unsigned free = 0;
+            for (unsigned i = 0; i <= n; i++)
+                free += kd_rate_bits_at(rate, p + i);
+            if (free > most)
+                return n;
+        }
+}
+
 static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
 {
     bool made[KD_TRELLIS_TABLES] = {false};
@@ -454,8 +471,7 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     s->form = limit <= TRUNC_LIMIT ? FORM_TRUNC : limit <= ROUND_LIMIT ? FORM_ROUND : FORM_EXACT;
     s->wrap = limit <= WRAP_LIMIT;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
-    s->segment = s->rate.base == 1 ? 4 : 7u / (s->rate.base + (s->rate.mask ? 1u : 0u));
-    s->segment = s->segment ? s->segment : 1;
+    s->segment = segment_of(s->rate);
     natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
     for (unsigned i = 0; i < 65536; i++)
         s->m->swapped[i] = s->m->natural[i >> 8 | (i & 255u) << 8];

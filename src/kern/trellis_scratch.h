@@ -10,7 +10,7 @@
 enum {
     KD_TRELLIS_TABLES = 4, /* (in-bits, out-bits) pairs of a masked rate */
     KD_TRELLIS_PAIR = 2,   /* tiles searched side by side */
-    KD_TRELLIS_AGAIN = 512 /* states of a position that are looked at again on the way back */
+    KD_TRELLIS_AGAIN = 256 /* states of a position that are looked at again on the way back */
 };
 
 struct kd_trellis_scratch {
