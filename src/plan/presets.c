@@ -14,8 +14,10 @@
 #define BY_SM    "estimate: the H200's rate by number of SMs"
 #define GEN5     "one Gen5 drive, serving 4.3, Nov 2026"
 #define GEN4     "one Gen4 drive, serving 4.4, Nov 2026"
-#define EACH_PC  "4090:2 and the like count PCs, each with its own memory and drive, but linked as fast as cards in one: for two cards in one PC describe it in a file"
-#define DESKTOP  "dual-channel desktop, serving 7.3, Nov 2026"
+#define EACH_PC                                                                                    \
+    "4090:2 and the like count PCs, each with its own memory and drive, but linked as fast as "    \
+    "cards in one: for two cards in one PC describe it in a file"
+#define DESKTOP "dual-channel desktop, serving 7.3, Nov 2026"
 
 // clang-format off
 const struct kd_preset kd_presets[] = {
