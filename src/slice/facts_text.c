@@ -167,7 +167,7 @@ static void claims(struct kd_buf *out, const struct kd_facts *f)
 
 static void verified(struct kd_buf *out, const struct kd_facts *f)
 {
-    char shown[160];
+    char shown[160], why[400];
     bool k3 =
         f->of == KD_OF_FAMILY || !strcmp(f->arch, "kimi-k3") || !strncmp(f->arch, "kimi_k", 6);
     kd_buf_printf(
@@ -179,6 +179,8 @@ static void verified(struct kd_buf *out, const struct kd_facts *f)
     kd_buf_str(out, !f->has_record     ? ""
                     : f->record_intact ? "; slice record INTACT"
                                        : "; slice record EDITED, not used");
+    if (!f->h->k3)
+        kd_buf_printf(out, "\n  not as K3     %s", kd_show_text(why, sizeof why, f->h->why.msg));
     kd_buf_printf(out, "\n  not checked   %s%s%s\n", *f->sha256 ? "" : "file digest (--sha256); ",
                   f->of == KD_OF_GIVEN ? "" : "the source itself (--of); ",
                   "that bytes are the source's (audit does); whole-file digest of a slice cannot "

@@ -90,8 +90,11 @@ static int read_gguf(struct kd_heads *h, struct kd_err *err)
     if (kd_mem_zero(&want, n, sizeof *want, "heads", err))
         return -1;
     int rc = kd_mem_new(&spans, n, sizeof *spans, "heads", err);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; !rc && i < n; i++) {
         want[i] = h->parts[i].bytes < FIRST_READ ? h->parts[i].bytes : FIRST_READ;
+        if (!want[i])
+            rc = kd_fail(err, KD_ECORRUPT, "%s: is empty", h->parts[i].name);
+    }
     while (!rc && open) {
         int64_t count = 0;
         for (int i = 0; !rc && i < n; i++) {

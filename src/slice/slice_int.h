@@ -45,8 +45,8 @@ int kd_slice_decide(struct kd_slice *s, struct kd_err *err) KD_MUST;
 /* Files, their heads and the spans of their data. */
 int kd_slice_lay_gguf(struct kd_slice *s, struct kd_err *err) KD_MUST;
 int kd_slice_lay_st(struct kd_slice *s, struct kd_err *err) KD_MUST;
-/* Adds the spans of tensor t, whose bytes begin at out_at of file `out`. */
-void kd_slice_span_add(struct kd_slice *s, int64_t t, int32_t out, int64_t out_at);
+/* Adds the spans of tensor i, whose bytes begin at out_at of file `out`. */
+void kd_slice_span_add(struct kd_slice *s, int64_t i, int32_t out, int64_t out_at);
 /* Opens what was written and holds it against the plan, tensor for tensor. */
 int kd_slice_verify(const struct kd_slice *s, const char *path, struct kd_err *err) KD_MUST;
 

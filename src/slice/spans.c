@@ -127,8 +127,10 @@ int kd_slice_spans_make(struct kd_slice_spans *out, const struct kd_slice_span *
     }
     if (!rc) {
         w = (struct walk){.s = out->s, .r = out->r};
-        if (w.s)
+        if (w.s && w.r)
             walk(&w, sorted, count, limits);
+        else
+            out->count = out->request_count = 0;
         rc = hash(out, err);
     }
     kd_mem_free(sorted);

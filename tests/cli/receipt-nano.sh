@@ -48,6 +48,16 @@ sed -i 's/"source_layers": 9/"source_layers": 4/' "$tmp/s/slice.json"
 has 'slice record EDITED, not used'
 cp "$tmp/keep" "$tmp/s/slice.json"
 
+for bad in 's/"layers_kept": .*/"layers_kept": [],/' 's/"layers_kept": .*/"layers_kept": [0, 1, 99],/' 's/"expert_lists": 1/"expert_lists": 3/' \
+    's/"source_experts": 32/"source_experts": -1/' 's/"tool": .*/"tool": 7,/' 's/^{/[/'; do
+    sed -i "$bad" "$tmp/s/slice.json"
+    [ "$(code "$KONDENSE" receipt "$tmp/s")" = 1 ] || fail "$bad: $(cat "$tmp/out")"
+    cp "$tmp/keep" "$tmp/s/slice.json"
+done
+: >"$tmp/empty.gguf"
+[ "$(code "$KONDENSE" receipt "$tmp/empty.gguf")" = 1 ] || fail "an empty file"
+grep -q 'is empty' "$tmp/err" || fail "$(cat "$tmp/err")"
+
 # A ladder, and what ends in exit code 3.
 [ "$(code "$KONDENSE" receipt "$tmp/s.gguf" "$tmp/s" "$nano" --of "$nano")" = 0 ] || fail "$(cat "$tmp/err")"
 [ "$(sed -n '/^ladder/,$p' "$tmp/out" | wc -l)" = 4 ] || fail "$(cat "$tmp/out")"
