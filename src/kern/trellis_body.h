@@ -432,17 +432,32 @@ static void search_group(struct search *s, const float *const target[TILES], uns
 }
 
 /* The values of one pair of bit counts in the order of the loops above. */
-static void build_table(const int16_t *natural, int16_t *table, unsigned a, unsigned c)
+FLAT void build_strided(const int16_t *natural, int16_t *table, unsigned c, const unsigned stride)
 {
-    unsigned branches = 1u << c, edges = 65536u >> c, stride = a < 5 ? 1u << a : 1;
+    unsigned branches = 1u << c, edges = 65536u >> c;
 
     for (unsigned e0 = 0; e0 < edges; e0 += stride * LANES)
         for (unsigned l = 0; l < stride; l++)
             for (unsigned b = 0; b < branches; b++) {
                 const int16_t *from = natural + b * edges + e0 + l;
                 for (unsigned i = 0; i < LANES; i++)
-                    *table++ = from[i * stride];
+                    table[i] = from[i * stride];
+                table += LANES;
             }
+}
+
+static void build_table(const int16_t *natural, int16_t *table, unsigned a, unsigned c)
+{
+    if (a == 1)
+        build_strided(natural, table, c, 2);
+    else if (a == 2)
+        build_strided(natural, table, c, 4);
+    else if (a == 3)
+        build_strided(natural, table, c, 8);
+    else if (a == 4)
+        build_strided(natural, table, c, 16);
+    else
+        build_strided(natural, table, c, 1);
 }
 
 /* As many positions as have `most` free bits at most, wherever they start: more would be fewer
@@ -462,6 +477,16 @@ static unsigned segment_of(struct kd_rate rate)
         }
 }
 
+/* In squares, whose lines stay in the cache. */
+static void swap_bytes(const int16_t *natural, int16_t *swapped)
+{
+    for (unsigned hi = 0; hi < 256; hi += 16)
+        for (unsigned lo = 0; lo < 256; lo += 16)
+            for (unsigned h = hi; h < hi + 16; h++)
+                for (unsigned l = lo; l < lo + 16; l++)
+                    swapped[h << 8 | l] = natural[l << 8 | h];
+}
+
 static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
 {
     bool made[KD_TRELLIS_TABLES] = {false};
@@ -473,8 +498,7 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
     s->segment = segment_of(s->rate);
     natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
-    for (unsigned i = 0; i < 65536; i++)
-        s->m->swapped[i] = s->m->natural[i >> 8 | (i & 255u) << 8];
+    swap_bytes(s->m->natural, s->m->swapped);
     for (unsigned p = 0; p < 16; p++) {
         unsigned a = bits_in(s, p), c = bits_out(s, p),
                  at = 2 * (a - s->rate.base) + c - s->rate.base;
