@@ -167,7 +167,7 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
                      DEPENDS ${object} kd_kern kd_base VERBATIM)
   add_custom_target(gpu_emulated ALL DEPENDS ${CMAKE_BINARY_DIR}/gpu_emulated_search)
   add_test(NAME gpu/emulated_search COMMAND ${CMAKE_BINARY_DIR}/gpu_emulated_search)
-  kd_test(gpu/emulated_search tests/gpu/emulated_search.cpp gpu 120 "")
+  kd_test(gpu/emulated_search tests/gpu/emulated_search.cpp cli 120 "")
 endif()
 
 # The style of the tree: once, with the build that ships.
