@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # A conversion killed at many moments and resumed gives the bytes of one that ran through; so does
 # another thread count and another instruction set. The shape is awkward on purpose: three heads, widths
-# that are no multiples of 128, an odd vocabulary.
+# that are no multiples of 128, an odd vocabulary. The trunk stays as stored, which is a quarter of the work:
+# convert-resume-trunk.sh, a long test, quantizes it too.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 calib=$KONDENSE_TEST_ROOT/tests/data/text/calib.txt
-args="--calib $calib --rows 6 --cols 96 --bpw 2.3 --quiet"
+args="--calib $calib --rows 6 --cols 96 --bpw 2.3 --quiet ${RESUME_TRUNK---trunk-bpw stored}"
 "$KONDENSE" synth "$work/src" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/config.json" --seed 7 >/dev/null
 
 listing() { (cd "$1" && find . -type f ! -name convert.log ! -path './.work/*' -print0 | sort -z | xargs -0 sha256sum); }
