@@ -171,6 +171,7 @@ def main():
     shared = pathlib.Path(os.environ.get("KONDENSE_SHARED", ROOT / "../shared"))
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--binary", default=ROOT / "build/kondense")
+    p.add_argument("--build", help="the commit that --binary was built from, if not the tree's")
     p.add_argument("--model", default=shared / "models/k3-mini")
     p.add_argument("--calib", default=shared / "text/calib.txt")
     p.add_argument("--text", default=shared / "text/wiki-small.txt")
@@ -181,7 +182,7 @@ def main():
     p.add_argument("--write", action="store_true")
     a = p.parse_args()
     a.threads = max(1, (os.cpu_count() or 1) // a.jobs)
-    a.build = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    a.build = a.build or subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.write:
         todo = [c for c in cells() if a.only in c[0] and not (a.out / f"{c[0]}.json").exists()]
