@@ -1,5 +1,7 @@
 /* plan/answer, plan/times and the reports: what fits, how fast, how long, and that every output
- * says so. */
+ * says so.
+ *
+ * labels: heavy */
 #include "plan/plan_report.h"
 
 #include "base/mem.h"

@@ -1,5 +1,8 @@
 /* plan/probe and plan/forecast: what is measured is plausible, and what is foretold grows as it
- * must. labels: heavy timeout: 200 */
+ * must.
+ *
+ * labels: heavy
+ * timeout: 200 */
 #include "plan/forecast.h"
 #include "plan/probe.h"
 
