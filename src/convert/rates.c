@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
 #include "model/k3_names.h"
+#include "model/k3_quant.h"
 #include "num/mxfp4_block.h"
 
 #include <ctype.h>
@@ -10,30 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { RATE16_MIN = 16, RATE16_MAX = 128 };
-
-/* What of the trunk is quantized (exl3 Decision 2); everything else stays as stored. */
-static const struct {
-    const char *suffix;
-    int extra_bits; /* over --trunk-bpw */
-} trunk_linears[] = {
-    {"self_attn.q_proj", 0},
-    {"self_attn.k_proj", 0},
-    {"self_attn.v_proj", 0},
-    {"self_attn.g_proj", 0},
-    {"self_attn.o_proj", 1},
-    {"self_attn.q_a_proj", 0},
-    {"self_attn.q_b_proj", 0},
-    {"mlp.gate_proj", 0},
-    {"mlp.up_proj", 0},
-    {"mlp.down_proj", 0},
-    {"block_sparse_moe.shared_experts.gate_proj", 0},
-    {"block_sparse_moe.shared_experts.up_proj", 0},
-    {"block_sparse_moe.shared_experts.down_proj", 0},
-    {"block_sparse_moe.routed_expert_down_proj", 2},
-    {"block_sparse_moe.routed_expert_up_proj", 2},
-};
 
 static bool ends_with(const char *s, size_t n, const char *tail)
 {
@@ -69,30 +46,14 @@ static int expert_of(const char *rest, struct kd_out_tensor *t)
     return w >= '1' && w <= '3';
 }
 
-static unsigned to16(double bits)
-{
-    double x = floor(bits * 16 + 0.5);
-    return x < RATE16_MIN ? RATE16_MIN : x > RATE16_MAX ? RATE16_MAX : (unsigned)x;
-}
-
 /* The rate wished for a trunk tensor of this name, 0 for one that stays as stored. */
 static unsigned trunk_rate(const struct kd_rate_wish *w, const struct kd_out_tensor *t,
                            const char *rest)
 {
     size_t n = strlen(rest) - strlen(".weight");
     if (t->layer < 0)
-        return ends_with(rest, n, "lm_head") && w->head_bpw > 0 ? to16(w->head_bpw) : 0;
-    for (size_t i = 0; i < sizeof trunk_linears / sizeof *trunk_linears; i++)
-        if (strlen(trunk_linears[i].suffix) == n && !memcmp(rest, trunk_linears[i].suffix, n))
-            return w->trunk_bpw > 0 ? to16(w->trunk_bpw + trunk_linears[i].extra_bits) : 0;
-    return 0;
-}
-
-/* Padding to 128 may add at most 25 % (Decision 3). */
-static bool pads_well(int64_t rows, int64_t cols)
-{
-    int64_t padded = kd_exl3_pad(rows) * kd_exl3_pad(cols);
-    return padded * 4 <= rows * cols * 5;
+        return ends_with(rest, n, "lm_head") && w->head_bpw > 0 ? kd_k3_rate16(w->head_bpw) : 0;
+    return kd_k3_trunk_rate16(rest, n, w->trunk_bpw);
 }
 
 /* Shape and dtype: the header's, or what the config says where only the index is there. */
@@ -136,13 +97,13 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
     bool packed = ends_with(s->name, n, ".weight_packed");
     bool expert = t->layer >= 0 && expert_of(rest, t);
     if (expert && t->rank == 2 && ends_with(s->name, n, ".weight_scale"))
-        return !pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
+        return !kd_k3_pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
     if (t->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
         return 1;
     t->rows = t->shape[0];
     t->cols = t->shape[1] * (packed ? 2 : 1);
-    unsigned rate = expert ? (unsigned)RATE16_MIN : packed ? 0 : trunk_rate(wish, t, rest);
-    if (rate && !pads_well(t->rows, t->cols)) {
+    unsigned rate = expert ? (unsigned)KD_RATE16_MIN : packed ? 0 : trunk_rate(wish, t, rest);
+    if (rate && !kd_k3_pads_well(t->rows, t->cols)) {
         t->kept_for_padding = true;
         rate = 0;
     }
@@ -306,7 +267,7 @@ static int64_t most_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64
  * takes the headers of the one before, then single steps decide. */
 static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *err)
 {
-    int64_t lo = RATE16_MIN * r->expert_tensors, hi = RATE16_MAX * r->expert_tensors, at = lo;
+    int64_t lo = KD_RATE16_MIN * r->expert_tensors, hi = KD_RATE16_MAX * r->expert_tensors, at = lo;
     if (set_steps(r, cfg, lo, err))
         return -1;
     if (r->total_bytes > r->wish.size_bytes)

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/show.h"
 #include "fmt/exl3_file.h"
+#include "model/k3_quant.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -13,45 +14,13 @@
  * Decision 9: 28.9 GB = 55.568e9 weights at a back-solved 4.16 bits). */
 static const int64_t document_trunk = 28900000000;
 
-enum { GROUP = 32, ITEMS_MAX = KD_K3_ROWS_MAX, RATE16_MIN = 16, RATE16_MAX = 128 };
-
-/* Bits over --trunk-bpw of what is quantized outside the experts; -1: stays as stored. */
-static int trunk_extra(const char *row)
-{
-    static const struct {
-        const char *row;
-        int extra;
-    } linears[] = {{"self_attn.q_proj", 0},
-                   {"self_attn.k_proj", 0},
-                   {"self_attn.v_proj", 0},
-                   {"self_attn.g_proj", 0},
-                   {"self_attn.o_proj", 1},
-                   {"self_attn.q_a_proj", 0},
-                   {"self_attn.q_b_proj", 0},
-                   {"mlp.gate_proj", 0},
-                   {"mlp.up_proj", 0},
-                   {"mlp.down_proj", 0},
-                   {"block_sparse_moe.shared_experts.gate_proj", 0},
-                   {"block_sparse_moe.shared_experts.up_proj", 0},
-                   {"block_sparse_moe.shared_experts.down_proj", 0},
-                   {"block_sparse_moe.routed_expert_down_proj", 2},
-                   {"block_sparse_moe.routed_expert_up_proj", 2}};
-    for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
-        if (!strcmp(linears[i].row, row))
-            return linears[i].extra;
-    return -1;
-}
+enum { GROUP = 32, ITEMS_MAX = KD_K3_ROWS_MAX };
 
 /* What every device of a cut model holds in full (serving 5.3). */
 static bool is_replicated(const char *row, enum kd_k3_kind kind)
 {
     return kind == KD_K3_NORMS || kind == KD_K3_FINAL || !strcmp(row, "self_attn.q_a_proj") ||
            !strcmp(row, "self_attn.kv_a_proj_with_mqa") || !strcmp(row, "self_attn.f_a_proj");
-}
-
-static bool pads_well(int64_t rows, int64_t cols)
-{
-    return kd_exl3_pad(rows) * kd_exl3_pad(cols) * 4 <= rows * cols * 5;
 }
 
 static int digits(int64_t v)
@@ -141,25 +110,15 @@ static void add(struct walk *w, const char *row, enum kd_k3_kind kind, int64_t b
         b->replicated += bytes;
 }
 
-static unsigned to16(double bits)
-{
-    double x = floor(bits * 16 + 0.5);
-    return x < RATE16_MIN ? RATE16_MIN : x > RATE16_MAX ? RATE16_MAX : (unsigned)x;
-}
-
 unsigned kd_plan_rate16(const struct kd_plan_target *t, const char *row, enum kd_k3_kind kind,
                         int64_t rows, int64_t cols)
 {
-    double bits = 0;
-    if (t->form != KD_FORM_EXL3 || !pads_well(rows, cols))
+    if (t->form != KD_FORM_EXL3 || !kd_k3_pads_well(rows, cols))
         return 0;
-    if (kind == KD_K3_ROUTED)
-        bits = t->experts_bpw;
-    else if (kind == KD_K3_HEAD)
-        bits = t->head_bpw;
-    else if (trunk_extra(row) >= 0 && t->trunk_bpw > 0)
-        bits = t->trunk_bpw + trunk_extra(row);
-    return bits > 0 ? to16(bits) : 0;
+    if (kind != KD_K3_ROUTED && kind != KD_K3_HEAD)
+        return kd_k3_trunk_rate16(row, strlen(row), t->trunk_bpw);
+    double bits = kind == KD_K3_HEAD ? t->head_bpw : t->experts_bpw;
+    return bits > 0 ? kd_k3_rate16(bits) : 0;
 }
 
 /* Stored wide tensors, quantized ones, 16-bit ones: the order of convert's shards. */
@@ -242,7 +201,7 @@ static void put_experts(struct walk *w, int64_t layer)
             int64_t rows = shape[p][0], cols = shape[p][1], bytes;
             /* "...model.layers.L.block_sparse_moe.experts.E.wN" */
             int64_t key = (c->nested ? 15 : 0) + 13 + digits(layer) + 26 + digits(e) + 3;
-            if (exl3 && pads_well(rows, cols)) {
+            if (exl3 && kd_k3_pads_well(rows, cols)) {
                 bytes = put_exl3(w, key, rows, cols, next_rate(w));
                 w->b->quantized_weights += rows * cols;
             } else {
@@ -300,7 +259,7 @@ static int put_model(struct walk *w, struct kd_err *err)
 {
     const struct kd_k3_cfg *c = &w->m->cfg;
     int64_t latent = c->latent ? c->latent : c->hidden;
-    bool fits = pads_well(c->moe_inter, latent) && pads_well(latent, c->moe_inter);
+    bool fits = kd_k3_pads_well(c->moe_inter, latent) && kd_k3_pads_well(latent, c->moe_inter);
     w->expert_count = fits ? w->m->moe_layers * c->experts * 3 : 0;
     w->steps = (int64_t)floor(w->t->experts_bpw * 16 * (double)w->expert_count + 1e-6);
     for (int64_t l = -1; l < c->layers; l++) {
