@@ -435,3 +435,9 @@ int kd_dir_lock(const char *dir, int *fd, struct kd_err *err)
     *fd = lock;
     return 0;
 }
+
+bool kd_name_ends(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n > m && !strcmp(name + n - m, tail);
+}

@@ -81,4 +81,7 @@ void kd_rw_close(struct kd_rwmap *m);
  * -1 with the reason if another process holds it. */
 int kd_dir_lock(const char *dir, int *fd, struct kd_err *err) KD_MUST;
 
+/* Whether a name ends with `tail` and has something before it. */
+bool kd_name_ends(const char *name, const char *tail);
+
 #endif

@@ -232,30 +232,6 @@ static int write_quant_config(const struct kd_job *j, struct kd_err *err)
     return sink_close(&s, rc, err);
 }
 
-static bool carried(const char *name)
-{
-    static const char *const not_these[] = {".safetensors", ".bin",  ".ckpt", ".pth",
-                                            ".pt",          ".gguf", ".tmp"};
-    static const char *const nor_these[] = {"config.json",
-                                            "model.safetensors.index.json",
-                                            "model.safetensors.index.json.gz",
-                                            "quantization_config.json",
-                                            "kondense.json",
-                                            "golden.json"};
-    size_t n = strlen(name);
-    if (*name == '.')
-        return false;
-    for (size_t i = 0; i < sizeof not_these / sizeof *not_these; i++) {
-        size_t m = strlen(not_these[i]);
-        if (n >= m && !strcmp(name + n - m, not_these[i]))
-            return false;
-    }
-    for (size_t i = 0; i < sizeof nor_these / sizeof *nor_these; i++)
-        if (!strcmp(name, nor_these[i]))
-            return false;
-    return true;
-}
-
 static int copy_others(const struct kd_job *j, struct kd_err *err)
 {
     char from[4096], to[4096];
@@ -265,7 +241,7 @@ static int copy_others(const struct kd_job *j, struct kd_err *err)
     int rc = 0;
     struct dirent *e;
     while (!rc && (e = readdir(dir))) {
-        if (!carried(e->d_name) ||
+        if (!kd_ckpt_is_beside(e->d_name) || kd_name_ends(e->d_name, ".tmp") ||
             kd_path_join(from, sizeof from, kd_ckpt_dir(j->ck), e->d_name, err) ||
             !kd_file_exists(from))
             continue;

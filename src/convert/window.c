@@ -12,12 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool ends(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n > m && !strcmp(name + n - m, end);
-}
-
 /* --- opening --- */
 
 /* Files that are fetched whole: all at the top that are no weights. */
@@ -28,7 +22,7 @@ static bool is_small(const struct kd_source_file *f)
     if (strchr(f->name, '/') || f->bytes > KD_WINDOW_SMALL_MAX)
         return false;
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
-        if (ends(f->name, weights[i]))
+        if (kd_name_ends(f->name, weights[i]))
             return false;
     return true;
 }

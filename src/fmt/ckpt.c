@@ -505,3 +505,21 @@ void kd_ckpt_forget(const struct kd_ckpt *ck, const struct kd_tensor *t)
     if (t->data)
         kd_map_forget(t->data, t->bytes);
 }
+
+bool kd_ckpt_is_beside(const char *name)
+{
+    static const char *const weights[] = {".safetensors", ".bin", ".ckpt", ".pth", ".pt", ".gguf"};
+    static const char *const made_anew[] = {"config.json",
+                                            "model.safetensors.index.json",
+                                            "model.safetensors.index.json.gz",
+                                            "quantization_config.json",
+                                            "kondense.json",
+                                            "golden.json"};
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        if (kd_name_ends(name, weights[i]))
+            return false;
+    for (size_t i = 0; i < sizeof made_anew / sizeof *made_anew; i++)
+        if (!strcmp(name, made_anew[i]))
+            return false;
+    return *name != '.';
+}

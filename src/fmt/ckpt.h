@@ -90,4 +90,8 @@ void kd_ckpt_forget(const struct kd_ckpt *ck, const struct kd_tensor *t);
 int kd_dtype_bits(enum kd_dtype d); /* 0 for OTHER */
 const char *kd_dtype_name(enum kd_dtype d);
 
+/* Whether a file of this name in a checkpoint's folder is one of the small ones beside the weights
+ * that another form of the model takes over: tokenizer, templates, licence. */
+bool kd_ckpt_is_beside(const char *name);
+
 #endif

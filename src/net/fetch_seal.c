@@ -14,12 +14,6 @@
 
 enum { CHUNK = 1 << 20 };
 
-static bool ends(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n > m && !strcmp(name + n - m, end);
-}
-
 int kd_fetch_magic(const char *name, const uint8_t *head, int64_t n, int64_t bytes,
                    struct kd_err *err)
 {
@@ -29,9 +23,9 @@ int kd_fetch_magic(const char *name, const uint8_t *head, int64_t n, int64_t byt
         return kd_fail(err, KD_EREMOTE, "'%s' is a web page, not the file", name);
     if (n >= 23 && !strncmp(text, "version https://git-lfs", 23))
         return kd_fail(err, KD_EREMOTE, "'%s' is a pointer to a large file, not the file", name);
-    if (ends(name, ".gguf") && (n < 4 || memcmp(head, "GGUF", 4)))
+    if (kd_name_ends(name, ".gguf") && (n < 4 || memcmp(head, "GGUF", 4)))
         return kd_fail(err, KD_EREMOTE, "'%s' does not begin as a GGUF file does", name);
-    if (ends(name, ".safetensors")) {
+    if (kd_name_ends(name, ".safetensors")) {
         uint64_t size = 0;
         for (int i = 7; i >= 0 && n >= 9; i--)
             size = size << 8 | head[i];

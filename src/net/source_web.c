@@ -1,5 +1,6 @@
 #include "net/source_int.h"
 
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/jscan.h"
 #include "base/mem.h"
@@ -71,18 +72,12 @@ static int put(struct web *w, const char *name, int64_t bytes, struct kd_err *er
     return rc;
 }
 
-static bool ends(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n > m && !strcmp(name + n - m, end);
-}
-
 static int found(void *ctx, const char *name, struct kd_err *err)
 {
     struct web *w = ctx;
     struct kd_piece p;
-    w->model = w->model || !strcmp(name, "config.json") || ends(name, ".safetensors") ||
-               ends(name, ".gguf") || kd_piece_parse(&p, name);
+    w->model = w->model || !strcmp(name, "config.json") || kd_name_ends(name, ".safetensors") ||
+               kd_name_ends(name, ".gguf") || kd_piece_parse(&p, name);
     return put(w, name, -1, err);
 }
 
@@ -180,7 +175,7 @@ static bool is_file(const char *name)
                                           ".gz",          ".txt",  ".bin",  ".jinja"};
     struct kd_piece p;
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (ends(name, endings[i]))
+        if (kd_name_ends(name, endings[i]))
             return true;
     return kd_piece_parse(&p, name);
 }

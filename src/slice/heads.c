@@ -1,5 +1,6 @@
 #include "slice/heads.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "fmt/gguf_config.h"
 #include "net/pieces.h"
@@ -8,12 +9,6 @@
 #include <string.h>
 
 enum { FIRST_READ = 1 << 20, CONFIG_MAX = 64 << 20 };
-
-static bool ends(const char *name, const char *tail)
-{
-    size_t n = strlen(name), m = strlen(tail);
-    return n > m && !strcmp(name + n - m, tail);
-}
 
 /* A shard's name without its number; the whole name when it has none. */
 static bool same_set(const char *a, const char *b)
@@ -52,11 +47,11 @@ static int gather(struct kd_heads *h, const char *tail, struct kd_err *err)
     int n = kd_source_count(h->src);
     bool shards = false;
     for (int i = 0; i < n; i++)
-        shards |=
-            ends(kd_source_at(h->src, i)->name, tail) && numbered(kd_source_at(h->src, i)->name);
+        shards |= kd_name_ends(kd_source_at(h->src, i)->name, tail) &&
+                  numbered(kd_source_at(h->src, i)->name);
     for (int i = 0; i < n; i++) {
         const char *name = kd_source_at(h->src, i)->name;
-        if (!ends(name, tail) || (shards && !numbered(name)))
+        if (!kd_name_ends(name, tail) || (shards && !numbered(name)))
             continue;
         if (first && !same_set(first, name))
             return kd_fail(err, KD_EINVAL,
@@ -348,11 +343,12 @@ static int64_t params_by_name(const struct kd_head_tensor *t)
     static const char *const side[] = {".weight_scale", ".weight_shape", ".suh",  ".svh",
                                        ".mul1",         ".mcg",          ".kmask"};
     for (size_t i = 0; t->type < 0 && i < sizeof side / sizeof *side; i++)
-        if (ends(t->name, side[i]))
+        if (kd_name_ends(t->name, side[i]))
             return 0;
-    if (t->type < 0 && t->rank == 3 && (ends(t->name, ".trellis") || ends(t->name, ".ktrellis")))
+    if (t->type < 0 && t->rank == 3 &&
+        (kd_name_ends(t->name, ".trellis") || kd_name_ends(t->name, ".ktrellis")))
         return t->shape[0] * t->shape[1] * 256;
-    return ends(t->name, ".weight_packed") ? 2 * product(t) : product(t);
+    return kd_name_ends(t->name, ".weight_packed") ? 2 * product(t) : product(t);
 }
 
 int64_t kd_head_params(const struct kd_heads *h, const struct kd_head_tensor *t)
@@ -422,10 +418,10 @@ const char *kd_head_type(const struct kd_head_tensor *t)
                                        ".mul1",    ".mcg",      ".kmask"};
     if (t->type >= 0)
         return t->dtype;
-    if (ends(t->name, ".weight_packed") || ends(t->name, ".weight_scale"))
+    if (kd_name_ends(t->name, ".weight_packed") || kd_name_ends(t->name, ".weight_scale"))
         return "MXFP4";
     for (size_t i = 0; i < sizeof exl3 / sizeof *exl3; i++)
-        if (ends(t->name, exl3[i]))
+        if (kd_name_ends(t->name, exl3[i]))
             return "EXL3";
     return t->dtype;
 }

@@ -344,29 +344,17 @@ static int put_all(struct run *r, struct kd_err *err)
     return 0;
 }
 
-/* Small files beside the weights: tokenizer, templates, licence. */
+/* What is taken over as it is; reports and what a fetch left are not. */
 static bool carried(const char *name)
 {
-    static const char *const not_these[] = {".safetensors", ".bin", ".ckpt", ".pth", ".pt",
-                                            ".gguf",        ".npz", ".part", ".html"};
-    static const char *const nor_these[] = {"config.json",
-                                            "model.safetensors.index.json",
-                                            "model.safetensors.index.json.gz",
-                                            "quantization_config.json",
-                                            "kondense.json",
-                                            "slice.json",
-                                            "check.json",
-                                            "golden.json"};
-    size_t n = strlen(name);
-    for (size_t i = 0; i < sizeof not_these / sizeof *not_these; i++) {
-        size_t m = strlen(not_these[i]);
-        if (n >= m && !strcmp(name + n - m, not_these[i]))
+    static const char *const not_these[] = {".npz", ".part", ".html"};
+    if (!kd_ckpt_is_beside(name) || !strcmp(name, "slice.json") || !strcmp(name, "check.json") ||
+        strchr(name, '/'))
+        return false;
+    for (size_t i = 0; i < sizeof not_these / sizeof *not_these; i++)
+        if (kd_name_ends(name, not_these[i]))
             return false;
-    }
-    for (size_t i = 0; i < sizeof nor_these / sizeof *nor_these; i++)
-        if (!strcmp(name, nor_these[i]))
-            return false;
-    return !strchr(name, '/') && *name != '.';
+    return true;
 }
 
 static int put_text(const struct run *r, const char *name, const struct kd_buf *b,
