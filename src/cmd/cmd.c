@@ -1,5 +1,6 @@
 #include "cmd/cmd.h"
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
 
@@ -46,6 +47,17 @@ static void on_signal(int sig)
     if (kd_cmd_stop)
         _Exit(KD_EXIT_STOPPED);
     kd_cmd_stop = 1;
+}
+
+int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err)
+{
+    if (kd_buf_ok(b, path, err))
+        return -1;
+    if (strcmp(path, "-") != 0)
+        return kd_file_write(path, b->data, b->size_bytes, err);
+    return fwrite(b->data, 1, b->size_bytes, stdout) == b->size_bytes
+               ? 0
+               : kd_fail_sys(err, "cannot write to standard output");
 }
 
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads, struct kd_err *err)

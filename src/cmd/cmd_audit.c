@@ -43,11 +43,7 @@ static int put(const char *path, const struct kd_audit *a,
         return 0;
     kd_buf_init(&b, 256 << 20);
     write(&b, a);
-    int rc = kd_buf_ok(&b, path, err);
-    if (!rc && !strcmp(path, "-"))
-        fwrite(b.data, 1, b.size_bytes, stdout);
-    else if (!rc)
-        rc = kd_file_write(path, b.data, b.size_bytes, err);
+    int rc = kd_cmd_put(&b, path, err);
     kd_buf_release(&b);
     return rc;
 }

@@ -138,17 +138,6 @@ static const struct kd_opt opts[] = {
     {0},
 };
 
-static int write_out(const char *path, const struct kd_buf *b, struct kd_err *err)
-{
-    if (kd_buf_ok(b, path, err))
-        return -1;
-    if (!strcmp(path, "-"))
-        return fwrite(b->data, 1, b->size_bytes, stdout) == b->size_bytes
-                   ? 0
-                   : kd_fail(err, KD_EIO, "cannot write to standard output");
-    return kd_file_write(path, b->data, b->size_bytes, err);
-}
-
 static int emit(const char *path, const struct kd_check *c, const struct kd_verdict *v,
                 void (*report)(struct kd_buf *, const struct kd_check *, const struct kd_verdict *),
                 struct kd_err *err)
@@ -158,7 +147,7 @@ static int emit(const char *path, const struct kd_check *c, const struct kd_verd
         return 0;
     kd_buf_init(&b, 64 << 20);
     report(&b, c, v);
-    int rc = write_out(path, &b, err);
+    int rc = kd_cmd_put(&b, path, err);
     kd_buf_release(&b);
     return rc;
 }

@@ -180,11 +180,7 @@ static int write_json(struct kd_source *s, const struct kd_fetch *f, double seco
     kd_jw_close(&j, ']');
     kd_jw_close(&j, '}');
     kd_buf_char(&b, '\n');
-    int rc = kd_buf_ok(&b, o.json, err);
-    if (!rc && !strcmp(o.json, "-"))
-        fwrite(b.data, 1, b.size_bytes, stdout);
-    else if (!rc)
-        rc = kd_file_write(o.json, b.data, b.size_bytes, err);
+    int rc = kd_cmd_put(&b, o.json, err);
     kd_buf_release(&b);
     return rc;
 }

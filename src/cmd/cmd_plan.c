@@ -206,13 +206,7 @@ static int write_out(const char *path, void (*make)(struct kd_buf *, const struc
     int rc;
     kd_buf_init(&b, OUT_MAX);
     make(&b, p);
-    rc = kd_buf_ok(&b, path, err);
-    if (!rc && !strcmp(path, "-"))
-        rc = fwrite(b.data, 1, b.size_bytes, stdout) == b.size_bytes
-                 ? 0
-                 : kd_fail_sys(err, "cannot write to standard output");
-    else if (!rc)
-        rc = kd_file_write(path, b.data, b.size_bytes, err);
+    rc = kd_cmd_put(&b, path, err);
     kd_buf_release(&b);
     return rc;
 }

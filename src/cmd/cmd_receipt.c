@@ -50,16 +50,6 @@ static void close_rung(struct rung *r)
     kd_source_close(r->src);
 }
 
-static int put(const struct kd_buf *b, const char *path, struct kd_err *err)
-{
-    if (kd_buf_ok(b, path, err))
-        return -1;
-    if (strcmp(path, "-") != 0)
-        return kd_file_write(path, b->data, b->size_bytes, err);
-    fwrite(b->data, 1, b->size_bytes, stdout);
-    return 0;
-}
-
 static int print(const struct kd_facts *f, int count, struct kd_err *err)
 {
     struct kd_buf b;
@@ -75,17 +65,17 @@ static int print(const struct kd_facts *f, int count, struct kd_err *err)
             }
         if (count > 1)
             kd_facts_ladder(&b, f, count);
-        rc = put(&b, "-", err);
+        rc = kd_cmd_put(&b, "-", err);
     }
     kd_buf_clear(&b);
     if (!rc && o.json) {
         kd_facts_json(&b, f, count);
-        rc = put(&b, o.json, err);
+        rc = kd_cmd_put(&b, o.json, err);
     }
     kd_buf_clear(&b);
     if (!rc && o.html) {
         kd_facts_html(&b, f, count);
-        rc = put(&b, o.html, err);
+        rc = kd_cmd_put(&b, o.html, err);
     }
     kd_buf_release(&b);
     return rc;

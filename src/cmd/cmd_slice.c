@@ -169,11 +169,7 @@ static int write_json(const struct kd_slice *s, const struct kd_source *src, boo
     }
     kd_jw_close(&j, '}');
     kd_buf_char(&b, '\n');
-    int rc = kd_buf_ok(&b, o.json, err);
-    if (!rc && !strcmp(o.json, "-"))
-        fwrite(b.data, 1, b.size_bytes, stdout);
-    else if (!rc)
-        rc = kd_file_write(o.json, b.data, b.size_bytes, err);
+    int rc = kd_cmd_put(&b, o.json, err);
     kd_buf_release(&b);
     return rc;
 }
