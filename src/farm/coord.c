@@ -76,6 +76,12 @@ static struct kd_json *parse(struct kd_req *r)
     return NULL;
 }
 
+/* The body of a request by a worker that has joined; NULL: it is answered already. */
+static struct kd_json *asked(struct kd_farm *f, struct kd_req *r, char id[64])
+{
+    return known(f, r, id) ? parse(r) : NULL;
+}
+
 static void about(void *ctx, struct kd_req *r)
 {
     struct kd_farm *f = ctx;
@@ -225,9 +231,7 @@ static void claim(void *ctx, struct kd_req *r)
     struct kd_wire_claim *c;
     struct kd_err err = {0};
     char id[64];
-    if (!known(f, r, id))
-        return;
-    struct kd_json *o = parse(r);
+    struct kd_json *o = asked(f, r, id);
     if (!o)
         return;
     int rc = kd_mem_zero(&c, 1, sizeof *c, "claim", &err);
@@ -257,9 +261,7 @@ static void beat(void *ctx, struct kd_req *r)
     struct kd_err err;
     const char *incarnation;
     char id[64];
-    if (!known(f, r, id))
-        return;
-    struct kd_json *o = parse(r);
+    struct kd_json *o = asked(f, r, id);
     if (!o)
         return;
     int rc = kd_json_str(o, "incarnation", &incarnation, &err) ||
@@ -283,9 +285,13 @@ static void beat(void *ctx, struct kd_req *r)
     reply(r, &b);
 }
 
-static void empty_reply(struct kd_req *r)
+/* The end of a request that is told no more than that it was done. */
+static void settle(struct kd_req *r, int rc, const struct kd_err *err)
 {
-    kd_req_reply(r, 200, "application/json", "{}\n", 3);
+    if (rc)
+        refuse_err(r, err);
+    else
+        kd_req_reply(r, 200, "application/json", "{}\n", 3);
 }
 
 static void fail(void *ctx, struct kd_req *r)
@@ -295,9 +301,7 @@ static void fail(void *ctx, struct kd_req *r)
     const char *name, *detail;
     char id[64], shown[160];
     int64_t layer, expert, attempt;
-    if (!known(f, r, id))
-        return;
-    struct kd_json *o = parse(r);
+    struct kd_json *o = asked(f, r, id);
     if (!o)
         return;
     int rc = kd_json_int(o, "layer", 0, 65535, &layer, &err) ||
@@ -319,10 +323,7 @@ static void fail(void *ctx, struct kd_req *r)
                (long long)expert, kd_fail_name(why), shown);
     }
     kd_json_free(o);
-    if (rc)
-        refuse_err(r, &err);
-    else
-        empty_reply(r);
+    settle(r, rc, &err);
 }
 
 static void leave(void *ctx, struct kd_req *r)
@@ -331,19 +332,14 @@ static void leave(void *ctx, struct kd_req *r)
     struct kd_err err;
     const char *incarnation;
     char id[64];
-    if (!known(f, r, id))
-        return;
-    struct kd_json *o = parse(r);
+    struct kd_json *o = asked(f, r, id);
     if (!o)
         return;
     int rc = kd_json_str(o, "incarnation", &incarnation, &err);
     if (!rc)
         KD_WITH_LEDGER(f, rc, kd_ledger_leave(&f->ledger, id, incarnation, &err));
     kd_json_free(o);
-    if (rc)
-        refuse_err(r, &err);
-    else
-        empty_reply(r);
+    settle(r, rc, &err);
 }
 
 static void send_part(struct kd_req *r, const uint8_t *data, int64_t bytes, int64_t part)

@@ -221,9 +221,11 @@ static int tokenize(struct kd_api *api, const char *owner, const char *body, siz
     return rc;
 }
 
-void kd_api_tokenize(void *ctx, struct kd_req *r)
+/* A request whose answer is made of its body alone. */
+static void answer(struct kd_api *api, struct kd_req *r,
+                   int (*make)(struct kd_api *, const char *owner, const char *body, size_t n,
+                               struct kd_buf *out, struct kd_bad *bad))
 {
-    struct kd_api *api = ctx;
     struct kd_bad bad;
     struct kd_buf out;
     size_t n;
@@ -231,12 +233,17 @@ void kd_api_tokenize(void *ctx, struct kd_req *r)
     if (!kd_api_engine(api, r))
         return;
     kd_buf_init(&out, 1u << 30);
-    if (!tokenize(api, kd_api_owner(api, r), body, n, &out, &bad)) {
+    if (!make(api, kd_api_owner(api, r), body, n, &out, &bad)) {
         send(r, &out);
         return;
     }
     kd_buf_release(&out);
     kd_bad_reply(r, &bad);
+}
+
+void kd_api_tokenize(void *ctx, struct kd_req *r)
+{
+    answer(ctx, r, tokenize);
 }
 
 /* A chat as the model reads it, control tokens written out. */
@@ -262,20 +269,7 @@ static int apply_template(struct kd_api *api, const char *owner, const char *bod
 
 void kd_api_template(void *ctx, struct kd_req *r)
 {
-    struct kd_api *api = ctx;
-    struct kd_bad bad;
-    struct kd_buf out;
-    size_t n;
-    const char *body = kd_req_body(r, &n);
-    if (!kd_api_engine(api, r))
-        return;
-    kd_buf_init(&out, 1u << 30);
-    if (!apply_template(api, kd_api_owner(api, r), body, n, &out, &bad)) {
-        send(r, &out);
-        return;
-    }
-    kd_buf_release(&out);
-    kd_bad_reply(r, &bad);
+    answer(ctx, r, apply_template);
 }
 
 static int detokenize(struct kd_api *api, const struct kd_jtree *t, struct kd_buf *out,
