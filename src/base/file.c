@@ -194,7 +194,7 @@ static int remove_at(int parent, const char *name, struct kd_err *err)
     struct dirent *e;
     while (!rc && (e = readdir(dir)))
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
-            rc = remove_at(dirfd(dir), e->d_name, err);
+            rc = remove_at(fd, e->d_name, err); /* the stream owns it, it stays open */
     closedir(dir);
     if (!rc && unlinkat(parent, name, AT_REMOVEDIR) && errno != ENOENT)
         rc = kd_fail_sys(err, "cannot remove the folder '%s'", name);
