@@ -1,0 +1,73 @@
+/* Devices: which there are, opening and closing. */
+#include "gpu/device.cuh"
+
+#include <stdio.h>
+
+int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    cudaGetLastError(); /* the next call starts clean */
+    return kd_fail(err, KD_EGPU, "%s: %s", what, cudaGetErrorString(rc));
+}
+
+extern "C" int kd_gpu_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : (cudaGetLastError(), 0);
+}
+
+extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
+{
+    cudaDeviceProp p;
+    size_t free_bytes, bytes;
+    int count = 0;
+    struct kd_gpu *g;
+
+    *out = NULL;
+    if (kd_gpu_failed(cudaGetDeviceCount(&count), err,
+                      "CUDA finds no device; use the CPU (--device cpu)"))
+        return -1;
+    if (index < 0 || index >= count)
+        return kd_fail(err, KD_EGPU, "device cuda:%d: there are %d here", index, count);
+    if (kd_mem_zero(&g, 1, sizeof *g, "a device", err))
+        return -1;
+    g->index = index;
+    if (kd_gpu_failed(cudaSetDevice(index), err, "choosing the device") ||
+        kd_gpu_failed(cudaGetDeviceProperties(&p, index), err, "asking the device") ||
+        kd_gpu_failed(cudaMemGetInfo(&free_bytes, &bytes), err, "asking for its memory") ||
+        kd_gpu_failed(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), err,
+                      "a stream") ||
+        kd_gpu_failed(cudaEventCreate(&g->begin), err, "an event") ||
+        kd_gpu_failed(cudaEventCreate(&g->end), err, "an event")) {
+        kd_gpu_close(g);
+        return -1;
+    }
+    snprintf(g->facts.name, sizeof g->facts.name, "%s", p.name);
+    g->facts.major = p.major;
+    g->facts.minor = p.minor;
+    g->facts.sms = p.multiProcessorCount;
+    g->facts.memory_bytes = (int64_t)bytes;
+    g->facts.free_bytes = (int64_t)free_bytes;
+    g->facts.block_shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
+    *out = g;
+    return 0;
+}
+
+extern "C" void kd_gpu_close(struct kd_gpu *g)
+{
+    if (!g)
+        return;
+    if (g->begin)
+        cudaEventDestroy(g->begin);
+    if (g->end)
+        cudaEventDestroy(g->end);
+    if (g->stream)
+        cudaStreamDestroy(g->stream);
+    kd_mem_free(g);
+}
+
+extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
+{
+    return &g->facts;
+}

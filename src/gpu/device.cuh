@@ -1,0 +1,38 @@
+/* The host's side of a device, for the .cu files of this folder alone. */
+#ifndef KD_GPU_DEVICE_CUH
+#define KD_GPU_DEVICE_CUH
+
+extern "C" {
+#include "base/mem.h"
+#include "gpu/gpu.h"
+}
+
+#include <cuda_runtime.h>
+
+struct kd_gpu {
+    int index;
+    struct kd_gpu_facts facts;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+};
+
+/* 0, or -1 with what was tried and CUDA's words for the error. */
+int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what);
+
+/* Device memory that goes with its scope. */
+struct kd_gpu_bytes {
+    void *at = nullptr;
+    kd_gpu_bytes() = default;
+    kd_gpu_bytes(const kd_gpu_bytes &) = delete;
+    kd_gpu_bytes &operator=(const kd_gpu_bytes &) = delete;
+    ~kd_gpu_bytes()
+    {
+        cudaFree(at);
+    }
+    int get(int64_t bytes, struct kd_err *err, const char *what)
+    {
+        return kd_gpu_failed(cudaMalloc(&at, (size_t)bytes), err, what);
+    }
+};
+
+#endif
