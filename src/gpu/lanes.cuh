@@ -51,6 +51,15 @@ KD_DEV uint32_t kd_warp_min(uint32_t x)
 {
     return __reduce_min_sync(0xffffffffu, x);
 }
+/* What lane `lane ^ mask`, or lane `from`, of the warp has; all 32 lanes call. */
+KD_DEV float kd_shuffle_xor(float x, int mask)
+{
+    return __shfl_xor_sync(0xffffffffu, x, mask);
+}
+KD_DEV float kd_shuffle(float x, int from)
+{
+    return __shfl_sync(0xffffffffu, x, from);
+}
 KD_DEV kd_h2 kd_h2_sub(kd_h2 a, kd_h2 b)
 {
     kd_h2 r;

@@ -28,6 +28,13 @@ struct uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     return {x, y, z, w};
@@ -149,6 +156,22 @@ KD_DEV uint32_t kd_warp_min(uint32_t x)
         m = v[i] < m ? v[i] : m;
     kd_sync_warp();
     return m;
+}
+
+KD_DEV float kd_shuffle(float x, int from)
+{
+    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32];
+    float y;
+
+    memcpy(&v[kd_emulated.thread % 32], &x, sizeof x);
+    kd_sync_warp();
+    memcpy(&y, &v[from], sizeof y);
+    kd_sync_warp();
+    return y;
+}
+KD_DEV float kd_shuffle_xor(float x, int mask)
+{
+    return kd_shuffle(x, kd_emulated.thread % 32 ^ mask);
 }
 
 struct kd_h2 {
