@@ -163,3 +163,35 @@ void kd_pool_run(struct kd_pool *p, int64_t count, void (*fn)(void *ctx, int64_t
         pthread_cond_wait(&p->done, &p->lock);
     pthread_mutex_unlock(&p->lock);
 }
+
+enum { READ_PIECE = 1 << 20 };
+
+struct reader {
+    const uint8_t *data;
+    int64_t bytes;
+    _Atomic uint64_t sum;
+};
+
+static void read_piece(void *ctx, int64_t i, int worker)
+{
+    struct reader *r = ctx;
+    const uint8_t *at = r->data + i * READ_PIECE;
+    int64_t left = r->bytes - i * READ_PIECE, n = left < READ_PIECE ? left : READ_PIECE, j = 0;
+    uint64_t s[4] = {0}, v[4];
+    (void)worker;
+    for (; j + 32 <= n; j += 32) {
+        memcpy(v, at + j, 32);
+        for (int l = 0; l < 4; l++)
+            s[l] ^= v[l];
+    }
+    memset(v, 0, sizeof v);
+    memcpy(v, at + j, (size_t)(n - j));
+    atomic_fetch_xor(&r->sum, s[0] ^ s[1] ^ s[2] ^ s[3] ^ v[0] ^ v[1] ^ v[2] ^ v[3]);
+}
+
+uint64_t kd_pool_read(struct kd_pool *pool, const void *data, int64_t bytes)
+{
+    struct reader r = {.data = data, .bytes = bytes};
+    kd_pool_run(pool, (bytes + READ_PIECE - 1) / READ_PIECE, read_piece, &r);
+    return r.sum;
+}

@@ -24,5 +24,10 @@ double kd_pool_cpu_s(const struct kd_pool *pool);
  * with the same worker at one time (for scratch memory). Returns when all are done. */
 void kd_pool_run(struct kd_pool *pool, int64_t count, void (*fn)(void *ctx, int64_t i, int worker),
                  void *ctx);
+/* Reads `bytes` bytes once, in pieces of 1 MiB over the pool, and does nothing else with them: the
+ * time it takes is what memory gives a plain reader. Returns the exclusive or of their 64-bit words
+ * (a last piece that is shorter than a word counts as if zeros followed), so that no read can be
+ * left out. */
+uint64_t kd_pool_read(struct kd_pool *pool, const void *data, int64_t bytes);
 
 #endif

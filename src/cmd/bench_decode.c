@@ -197,54 +197,33 @@ static void multipliers(struct decode *d)
                d->lanes, b->ghz);
 }
 
-/* A plain reader: every 64-bit word once, in pieces for the pool. */
 struct reader {
     const uint8_t *data;
     struct kd_pool *pool;
-    uint64_t sum[1024];
+    uint64_t sum;
 };
-enum { PIECE = 1 << 20 };
-
-static void read_piece(void *ctx, int64_t i, int worker)
-{
-    struct reader *r = ctx;
-    const uint8_t *at = r->data + i % (pool_bytes / PIECE) * PIECE;
-    uint64_t s[4] = {0}, v[4];
-    for (int64_t j = 0; j < PIECE; j += 32) {
-        memcpy(v, at + j, 32);
-        for (int l = 0; l < 4; l++)
-            s[l] ^= v[l];
-    }
-    r->sum[worker & 1023] += s[0] ^ s[1] ^ s[2] ^ s[3];
-}
 
 static int read_all(void *ctx, int64_t n, struct kd_err *err)
 {
     struct reader *r = ctx;
     (void)err;
     for (int64_t i = 0; i < n; i++)
-        kd_pool_run(r->pool, pool_bytes / PIECE, read_piece, r);
+        r->sum ^= kd_pool_read(r->pool, r->data, pool_bytes);
     return 0;
 }
 
 static int memory(struct decode *d, struct kd_err *err)
 {
     const struct kd_bench *b = d->b;
-    struct reader *r;
+    struct reader r = {.data = d->pool, .pool = b->run->pool};
     struct kd_series core, all;
-    if (kd_mem_zero(&r, 1, sizeof *r, "reader", err))
+    if (kd_bench_series(b, read_all, &r, (double)pool_bytes * 1e-9, &all, err))
         return -1;
-    r->data = d->pool;
-    r->pool = b->run->pool;
-    int rc = kd_bench_series(b, read_all, r, (double)pool_bytes * 1e-9, &all, err);
-    r->pool = NULL;
-    if (!rc)
-        rc = kd_bench_series(b, read_all, r, (double)pool_bytes * 1e-9, &core, err);
-    volatile uint64_t keep = r->sum[0];
+    r.pool = NULL;
+    if (kd_bench_series(b, read_all, &r, (double)pool_bytes * 1e-9, &core, err))
+        return -1;
+    volatile uint64_t keep = r.sum;
     (void)keep;
-    kd_mem_free(r);
-    if (rc)
-        return -1;
     d->read_core = kd_series_median(&core);
     kd_jw_open(b->w, NULL, '{');
     kd_jw_str(b->w, "type", "memory read");

@@ -1,5 +1,6 @@
 #include "convert/rates.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "fmt/exl3_file.h"
 #include "model/k3_names.h"
@@ -11,12 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static bool ends_with(const char *s, size_t n, const char *tail)
-{
-    size_t m = strlen(tail);
-    return n >= m && !memcmp(s + n - m, tail, m);
-}
 
 /* "...layers.12.rest": the layer's number and the rest, or -1 for names outside the text model. */
 static int32_t layer_of(const char *name, const char **rest)
@@ -46,14 +41,20 @@ static int expert_of(const char *rest, struct kd_out_tensor *t)
     return w >= '1' && w <= '3';
 }
 
+/* With or without "language_model." before it. */
+static bool is_head(const char *name)
+{
+    static const char head[] = "lm_head.weight";
+    return !strcmp(name, head) || kd_name_ends(name, head);
+}
+
 /* The rate wished for a trunk tensor of this name, 0 for one that stays as stored. */
 static unsigned trunk_rate(const struct kd_rate_wish *w, const struct kd_out_tensor *t,
                            const char *rest)
 {
-    size_t n = strlen(rest) - strlen(".weight");
     if (t->layer < 0)
-        return ends_with(rest, n, "lm_head") && w->head_bpw > 0 ? kd_k3_rate16(w->head_bpw) : 0;
-    return kd_k3_trunk_rate16(rest, n, w->trunk_bpw);
+        return is_head(rest) && w->head_bpw > 0 ? kd_k3_rate16(w->head_bpw) : 0;
+    return kd_k3_trunk_rate16(rest, strlen(rest) - strlen(".weight"), w->trunk_bpw);
 }
 
 /* Shape and dtype: the header's, or what the config says where only the index is there. */
@@ -90,15 +91,14 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
 {
     const char *rest;
     const struct kd_tensor *s = t->src;
-    size_t n = strlen(s->name);
     t->layer = layer_of(s->name, &rest);
     t->expert = -1;
     t->bytes = t->src_bytes;
-    bool packed = ends_with(s->name, n, ".weight_packed");
+    bool packed = kd_name_ends(s->name, ".weight_packed");
     bool expert = t->layer >= 0 && expert_of(rest, t);
-    if (expert && t->rank == 2 && ends_with(s->name, n, ".weight_scale"))
+    if (expert && t->rank == 2 && kd_name_ends(s->name, ".weight_scale"))
         return !kd_k3_pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
-    if (t->rank != 2 || (!packed && !ends_with(s->name, n, ".weight")))
+    if (t->rank != 2 || (!packed && !kd_name_ends(s->name, ".weight")))
         return 1;
     t->rows = t->shape[0];
     t->cols = t->shape[1] * (packed ? 2 : 1);
@@ -151,7 +151,7 @@ static int make_key(struct kd_out_tensor *t, char **at)
     t->key = *at;
     memcpy(t->key, name, n + 1);
     if (t->quantized)
-        t->key[n - (ends_with(name, n, ".weight_packed") ? 14 : 7)] = 0;
+        t->key[n - (kd_name_ends(name, ".weight_packed") ? 14 : 7)] = 0;
     *at += n + 1;
     return 0;
 }

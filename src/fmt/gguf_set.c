@@ -155,12 +155,6 @@ static int open_file(struct kd_gguf_set *s, const char *path, struct kd_err *err
     return check_parts(s, err);
 }
 
-static bool ends_in(const char *name, const char *end)
-{
-    size_t n = strlen(name), e = strlen(end);
-    return n > e && !strcmp(name + n - e, end);
-}
-
 /* The .gguf file of a folder, or the first part of its only set; *count of such. *other: it is a
  * safetensors checkpoint first. */
 static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool *other,
@@ -179,8 +173,8 @@ static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool
         if (e->d_name[0] == '.')
             continue;
         config = config || !strcmp(e->d_name, "config.json");
-        safetensors = safetensors || ends_in(e->d_name, ".safetensors");
-        if (!ends_in(e->d_name, ".gguf") ||
+        safetensors = safetensors || kd_name_ends(e->d_name, ".safetensors");
+        if (!kd_name_ends(e->d_name, ".gguf") ||
             (kd_gguf_split_parse(e->d_name, &number, &parts, &prefix) && number != 1))
             continue;
         ++*count;
@@ -229,7 +223,7 @@ bool kd_gguf_is(const char *path)
     bool other;
     if (kd_dir_exists(path))
         return !find_in(path, found, sizeof found, &count, &other, NULL) && count && !other;
-    if (ends_in(path, ".gguf"))
+    if (kd_name_ends(path, ".gguf"))
         return true;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

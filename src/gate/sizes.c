@@ -30,12 +30,6 @@ static enum kd_part_kind part_of(const char *name)
     return strstr(name, "embed_tokens.") ? KD_PART_EMBED : KD_PART_ENDS;
 }
 
-static bool ends_with(const char *name, const char *suffix)
-{
-    size_t n = strlen(name), m = strlen(suffix);
-    return n >= m && !strcmp(name + n - m, suffix);
-}
-
 /* Weights a tensor stands for and code bits each; *weights = 0 for scales and side vectors.
  * *quantized: its bits are codes. */
 static void count(const struct kd_tensor *t, int64_t *weights, double *k, bool *quantized)
@@ -49,12 +43,12 @@ static void count(const struct kd_tensor *t, int64_t *weights, double *k, bool *
     *k = 0;
     *quantized = true;
     for (size_t i = 0; i < sizeof side / sizeof *side; i++)
-        if (ends_with(t->name, side[i]))
+        if (kd_name_ends(t->name, side[i]))
             return;
-    if (t->rank == 3 && (ends_with(t->name, ".trellis") || ends_with(t->name, ".ktrellis"))) {
+    if (t->rank == 3 && (kd_name_ends(t->name, ".trellis") || kd_name_ends(t->name, ".ktrellis"))) {
         *weights = t->shape[0] * t->shape[1] * 256;
         *k = (double)t->shape[2] / 16;
-    } else if (ends_with(t->name, ".weight_packed")) {
+    } else if (kd_name_ends(t->name, ".weight_packed")) {
         *weights = 2 * n;
         *k = 4;
     } else {

@@ -29,7 +29,7 @@ struct work {
     uint16_t *sign, *states;
     uint8_t *scale;
     void **scratch;
-    uint64_t sum[256];
+    uint64_t sum;
     struct kd_mat m;
     int64_t stride, next, tokens;
 };
@@ -84,23 +84,10 @@ static double best_rate(struct work *w, int (*work)(struct work *, struct kd_err
     return best;
 }
 
-static void read_piece(void *ctx, int64_t i, int worker)
-{
-    struct work *w = ctx;
-    const uint8_t *at = w->data + i * PIECE;
-    uint64_t s[4] = {0}, v[4];
-    for (int64_t j = 0; j < PIECE; j += 32) {
-        memcpy(v, at + j, 32);
-        for (int l = 0; l < 4; l++)
-            s[l] ^= v[l];
-    }
-    w->sum[worker & 255] += s[0] ^ s[1] ^ s[2] ^ s[3];
-}
-
 static int read_all(struct work *w, struct kd_err *err)
 {
     (void)err;
-    kd_pool_run(w->run->pool, w->bytes / PIECE, read_piece, w);
+    w->sum ^= kd_pool_read(w->run->pool, w->data, w->bytes);
     return 0;
 }
 
@@ -363,7 +350,7 @@ int kd_probe_make(struct kd_probe *p, const struct kd_run *run, const char *path
         p->ram_gb_s = best_rate(&w, read_all, (double)w.bytes * 1e-9, err);
         rc = kernels(p, &w, err);
     }
-    volatile uint64_t keep = w.sum[0];
+    volatile uint64_t keep = w.sum;
     (void)keep;
     work_close(&w, made);
     p->seconds = kd_clock_s() - start;

@@ -137,11 +137,35 @@ static void cpu_time(void **state)
     assert_true(kd_pool_cpu_s(NULL) == 0);
 }
 
+/* Every byte, also those of an odd end; with threads as without. */
+static void reads_all(void **state)
+{
+    (void)state;
+    enum { BYTES = (3 << 20) + 45 };
+    static uint8_t data[BYTES + 8];
+    struct kd_pool *pool;
+    struct kd_err err;
+    uint64_t want = 0, v;
+    for (int i = 0; i < BYTES; i++)
+        data[i] = (uint8_t)((uint32_t)i * 2654435761u >> 24);
+    for (int i = 0; i < BYTES; i += 8) { /* what follows the end is zero */
+        memcpy(&v, data + i, 8);
+        want ^= v;
+    }
+    assert_int_equal(kd_pool_open(&pool, 3, &err), 0);
+    assert_true(kd_pool_read(NULL, data, BYTES) == want);
+    assert_true(kd_pool_read(pool, data, BYTES) == want);
+    data[BYTES - 1] ^= 1;
+    assert_true(kd_pool_read(pool, data, BYTES) != want);
+    assert_true(kd_pool_read(pool, NULL, 0) == 0);
+    kd_pool_close(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_once), cmocka_unit_test(nested),   cmocka_unit_test(without_a_pool),
-        cmocka_unit_test(bounds),    cmocka_unit_test(cpu_time),
+        cmocka_unit_test(each_once),      cmocka_unit_test(nested), cmocka_unit_test(reads_all),
+        cmocka_unit_test(without_a_pool), cmocka_unit_test(bounds), cmocka_unit_test(cpu_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
