@@ -61,7 +61,6 @@ void kd_plan_html(struct kd_buf *out, const struct kd_plan *p);
 void kd_plan_explain(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c);
 /* A sentence on price, power and the break-even; nothing when the machine has no price. */
 void kd_plan_money(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c);
-void kd_plan_figures_text(struct kd_buf *out, const struct kd_doc *d);
 struct kd_glossary {
     const char *word, *means;
 };

@@ -8,18 +8,75 @@
 
 static const double gib = 1073741824.0;
 
+enum { COLUMNS = 100 };
+
+/* Bytes of `text` that go on a line of `width` columns; *over: more is left on its line. Breaks at
+ * a space; a bracket that would be cut in the right half goes to the next line. */
+static size_t line_of(const char *text, int width, bool *over)
+{
+    size_t n = 0, cut = 0, open = 0;
+    int at = 0, open_at = 0;
+    for (; text[n] && text[n] != '\n'; n++) {
+        at += ((unsigned char)text[n] & 0xc0) != 0x80; /* not the rest of a character */
+        if (at > width) {
+            *over = true;
+            if (open_at > width / 2)
+                cut = open - 1;
+            return cut ? cut : n;
+        }
+        if (text[n] == ' ')
+            cut = n;
+        if (text[n] == '(' && n && text[n - 1] == ' ') {
+            open = n;
+            open_at = at;
+        } else if (text[n] == ')') {
+            open_at = 0;
+        }
+    }
+    *over = false;
+    return n;
+}
+
+/* Lines of text in at most 100 columns, `indent` of them empty; what is cut off a line goes below
+ * it, `hang` columns further in. */
+static void wrapped(struct kd_buf *out, const char *text, int indent, int hang)
+{
+    while (*text) {
+        bool over = true;
+        for (int in = indent; over; in = indent + hang) {
+            size_t n = line_of(text, COLUMNS - in, &over);
+            kd_buf_printf(out, "%*s%.*s\n", n ? in : 0, "", (int)n, text);
+            for (text += n; over && *text == ' ';)
+                text++;
+        }
+        text += *text == '\n';
+    }
+}
+
+enum { TEXT_MAX = 1 << 20 };
+
+/* The same for what was written into a buffer, which it releases. */
+static void wrapped_all(struct kd_buf *out, struct kd_buf *text, int indent, int hang)
+{
+    if (!kd_buf_ok(text, "text", NULL) && text->data)
+        wrapped(out, text->data, indent, hang);
+    kd_buf_release(text);
+}
+
 static void head(struct kd_buf *out, const struct kd_plan *p)
 {
     const struct kd_plan_model *m = p->model;
-    char all[32], active[32], name[96], tokens[32];
+    char all[32], active[32], name[96], tokens[32], text[320];
     kd_show_count(all, sizeof all, m->total_params);
     kd_show_count(active, sizeof active, m->active_params);
     kd_show_exact(tokens, sizeof tokens, (int64_t)p->use.context);
-    kd_buf_printf(out, "%s: %s parameters, %s used for a token. %g sequence%s of %s tokens, ",
-                  kd_show_text(name, sizeof name, m->name), all, active, p->use.sequences,
-                  p->use.sequences > 1 ? "s" : "", tokens);
-    kd_buf_printf(out, "%lld-bit cache%s.\n", (long long)p->use.cache_width * 8,
-                  p->use.cut_cache ? ", dealt over the devices" : "");
+    snprintf(
+        text, sizeof text,
+        "%s: %s parameters, %s used for a token. %g sequence%s of %s tokens, %lld-bit cache%s.",
+        kd_show_text(name, sizeof name, m->name), all, active, p->use.sequences,
+        p->use.sequences > 1 ? "s" : "", tokens, (long long)p->use.cache_width * 8,
+        p->use.cut_cache ? ", dealt over the devices" : "");
+    wrapped(out, text, 0, 0);
 }
 
 static void hours_text(char *out, size_t size, const struct kd_plan_hours h[2])
@@ -58,26 +115,6 @@ static void speed(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
                       range(ceiling, sizeof ceiling, f->full[0], f->full[1]));
 }
 
-/* A paragraph in lines of at most 100 columns, two of them indentation; a bracket that would be cut
- * in the right half goes to the next line. */
-static void wrapped(struct kd_buf *out, const char *text)
-{
-    enum { WIDTH = 98 };
-    while (*text) {
-        size_t n = strlen(text), open = 0;
-        if (n > WIDTH) {
-            for (n = WIDTH; n > 1 && text[n] != ' ';)
-                n--;
-            for (size_t i = 0; i < n; i++)
-                open = text[i] == '(' ? i : text[i] == ')' ? 0 : open;
-            n = open > WIDTH / 2 ? open - 1 : n;
-        }
-        kd_buf_printf(out, "  %.*s\n", (int)n, text);
-        for (text += n; *text == ' ';)
-            text++;
-    }
-}
-
 static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
     const struct kd_machine *m = &c->machine;
@@ -88,7 +125,7 @@ static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd
         kd_buf_printf(out, "%d x ", m->count);
     kd_buf_printf(out, "%s\n", kd_show_text(text, sizeof text, m->title));
     kd_plan_sentence(text, sizeof text, p, c);
-    wrapped(out, text);
+    wrapped(out, text, 2, 0);
     if (f->verdict == KD_PLAN_NOT_SUPPORTED)
         return;
     if (f->verdict != KD_PLAN_TOO_BIG)
@@ -105,6 +142,10 @@ static void verdict(struct kd_buf *out, const struct kd_plan *p, const struct kd
 
 static void compared(struct kd_buf *out, const struct kd_plan_column *c)
 {
+    static const char *const word[] = {[KD_PLAN_FITS] = "fits",
+                                       [KD_PLAN_FROM_DISK] = "from disk",
+                                       [KD_PLAN_TOO_BIG] = "too big",
+                                       [KD_PLAN_NOT_SUPPORTED] = "no"};
     const struct kd_plan_fit *f = c->chosen;
     char name[96], band[80] = "-", hours[80], price[32] = "-", prompts[32] = "-";
     snprintf(name, sizeof name, c->machine.count > 1 ? "%s:%d" : "%s", c->machine.key,
@@ -117,8 +158,8 @@ static void compared(struct kd_buf *out, const struct kd_plan_column *c)
     hours_text(hours, sizeof hours, c->machine.count > 1 ? c->all : c->one);
     if (f->price_usd > 0)
         snprintf(price, sizeof price, "%.0f", f->price_usd);
-    kd_buf_printf(out, "  %-16.16s %-14s %-16s %9.1f %9.1f  %-14s %8s  %-18s %8s\n", name,
-                  kd_plan_verdict_text(f->verdict), c->chosen_name, f->device_gib + f->cache_gib,
+    kd_buf_printf(out, "  %-14.14s %-9s %-14.14s %6.1f %6.1f %-13s %7s %-15s %6s\n", name,
+                  word[f->verdict], c->chosen_name, f->device_gib + f->cache_gib,
                   kd_machine_room_gib(&c->machine), band, prompts, hours, price);
 }
 
@@ -128,7 +169,7 @@ static void together(struct kd_buf *out, const struct kd_plan *p)
     char text[80];
     if (p->columns < 2)
         return;
-    kd_buf_printf(out, "\n  %-16s %-14s %-16s %9s %9s  %-14s %8s  %-18s %8s\n", "side by side", "",
+    kd_buf_printf(out, "\n  %-14s %-9s %-14s %6s %6s %-13s %7s %-15s %6s\n", "side by side", "",
                   "form", "GiB", "of", "tok/s", "prompts", "making it", "USD");
     for (int i = 0; i < p->columns; i++)
         compared(out, &p->column[i]);
@@ -136,48 +177,63 @@ static void together(struct kd_buf *out, const struct kd_plan *p)
     kd_buf_printf(out, "\nmaking it on all of these machines together: %s\n", text);
 }
 
-/* Sizes by kind of tensor, a column for each form. */
-static void sizes(struct kd_buf *out, const struct kd_plan *p)
+enum { FORMS_A_BLOCK = 4 }; /* side by side in 100 columns */
+
+/* Rows of the sizes of forms from..to-1. */
+static void some_sizes(struct kd_buf *out, const struct kd_plan *p, int from, int to, bool small)
 {
     static const char *const title[KD_K3_KINDS] = {
         "routed experts",   "KDA attention",  "MLA attention", "routers",
         "latent down, up",  "shared experts", "dense MLP",     "norms",
         "embedding",        "head",           "last norm",     "vision tower",
         "vision projector", "unknown"};
-    double most_bytes = 0;
-    for (int t = 0; t < p->targets; t++)
-        if ((double)p->column[0].fit[t].bytes.file_bytes > most_bytes)
-            most_bytes = (double)p->column[0].fit[t].bytes.file_bytes;
-    bool small = most_bytes < gib;
+    const struct kd_plan_fit *fit = p->column[0].fit;
     const double unit = small ? 1048576.0 : gib;
-    kd_buf_printf(out, "\nSizes, %s\n  %-18s", small ? "MiB" : "GiB", "");
-    for (int t = 0; t < p->targets; t++)
+    kd_buf_printf(out, "  %-18s", "");
+    for (int t = from; t < to; t++)
         kd_buf_printf(out, " %16s", p->target[t].name);
     kd_buf_char(out, '\n');
     for (int k = 0; k < KD_K3_KINDS; k++) {
         double most = 0;
         for (int t = 0; t < p->targets; t++)
-            most += (double)p->column[0].fit[t].bytes.kind[k];
+            most += (double)fit[t].bytes.kind[k];
         if (!(most > 0))
             continue;
         kd_buf_printf(out, "  %-18s", title[k]);
-        for (int t = 0; t < p->targets; t++)
-            kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.kind[k] / unit);
+        for (int t = from; t < to; t++)
+            kd_buf_printf(out, " %16.2f", (double)fit[t].bytes.kind[k] / unit);
         kd_buf_char(out, '\n');
     }
     kd_buf_printf(out, "  %-18s", "all files");
-    for (int t = 0; t < p->targets; t++)
-        kd_buf_printf(out, " %16.2f", (double)p->column[0].fit[t].bytes.file_bytes / unit);
+    for (int t = from; t < to; t++)
+        kd_buf_printf(out, " %16.2f", (double)fit[t].bytes.file_bytes / unit);
     kd_buf_printf(out, "\n  %-18s", "  bytes");
-    for (int t = 0; t < p->targets; t++)
-        kd_buf_printf(out, " %16lld", (long long)p->column[0].fit[t].bytes.file_bytes);
+    for (int t = from; t < to; t++)
+        kd_buf_printf(out, " %16lld", (long long)fit[t].bytes.file_bytes);
     kd_buf_printf(out, "\n  %-18s", "read for a token");
-    for (int t = 0; t < p->targets; t++) {
-        const struct kd_plan_bytes *b = &p->column[0].fit[t].bytes;
+    for (int t = from; t < to; t++) {
+        const struct kd_plan_bytes *b = &fit[t].bytes;
         kd_buf_printf(out, " %13.2f %s", ((double)b->trunk + b->token_expert) / (small ? 1e6 : 1e9),
                       small ? "MB" : "GB");
     }
     kd_buf_char(out, '\n');
+}
+
+/* Sizes by kind of tensor, a column for each form. */
+static void sizes(struct kd_buf *out, const struct kd_plan *p)
+{
+    double most = 0;
+    for (int t = 0; t < p->targets; t++)
+        if ((double)p->column[0].fit[t].bytes.file_bytes > most)
+            most = (double)p->column[0].fit[t].bytes.file_bytes;
+    bool small = most < gib;
+    kd_buf_printf(out, "\nSizes, %s\n", small ? "MiB" : "GiB");
+    for (int t = 0; t < p->targets; t += FORMS_A_BLOCK) {
+        int to = t + FORMS_A_BLOCK < p->targets ? t + FORMS_A_BLOCK : p->targets;
+        if (t)
+            kd_buf_char(out, '\n');
+        some_sizes(out, p, t, to, small);
+    }
 }
 
 static void one_form(struct kd_buf *out, const char *name, const struct kd_plan_fit *f)
@@ -185,7 +241,7 @@ static void one_form(struct kd_buf *out, const char *name, const struct kd_plan_
     char devices[16] = "-", ceiling[80], band[80];
     if (f->devices_needed)
         snprintf(devices, sizeof devices, "%d", f->devices_needed);
-    kd_buf_printf(out, "  %-18s %9.1f %9.1f %9.1f %8s", name, f->device_gib, f->cache_gib,
+    kd_buf_printf(out, "  %-16s %8.1f %8.1f %8.1f %7s", name, f->device_gib, f->cache_gib,
                   -f->short_gib, devices);
     if (f->verdict == KD_PLAN_TOO_BIG)
         kd_buf_str(out, "   does not fit\n");
@@ -198,7 +254,7 @@ static void one_form(struct kd_buf *out, const char *name, const struct kd_plan_
 
 static void forms(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
 {
-    kd_buf_printf(out, "  %-18s %9s %9s %9s %8s  %-14s %s\n", "form", "weights", "caches", "free",
+    kd_buf_printf(out, "  %-16s %8s %8s %8s %7s  %-14s %s\n", "form", "weights", "caches", "free",
                   "devices", "ceiling", "expect");
     for (int t = 0; t < p->targets; t++)
         one_form(out, p->target[t].name, &c->fit[t]);
@@ -208,7 +264,7 @@ static void forms(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
         one_form(out, kd_plan_published[q].name, &c->quant[q]);
     kd_buf_str(out,
                "  GiB on each device after cutting; devices that would hold it in memory; tok/s "
-               "over the range of hit rates\n");
+               "over the range\n  of hit rates\n");
 }
 
 static void places(struct kd_buf *out, const struct kd_plan_column *c)
@@ -229,13 +285,12 @@ static void hits(struct kd_buf *out, const struct kd_plan_fit *f)
         return;
     kd_buf_printf(out,
                   "\n  %.0f %% of the experts are in the fastest memory; what that is worth "
-                  "depends on the text:\n",
+                  "depends on the text:\n"
+                  "    hit rate  one after the other  both at once  tok/s\n",
                   100 * f->resident);
     for (int h = 0; h < KD_HITS; h++)
-        kd_buf_printf(out,
-                      "    hit rate %.2f: %5.1f tok/s one memory after the other, %5.1f both at "
-                      "once  (%s)\n",
-                      f->hit[h], f->step[h].tokens_s, f->overlapped[h], kd_hit_name[h]);
+        kd_buf_printf(out, "    %8.2f  %19.1f  %12.1f  (%s)\n", f->hit[h], f->step[h].tokens_s,
+                      f->overlapped[h], kd_hit_name[h]);
 }
 
 static void making(struct kd_buf *out, const struct kd_plan *p, const struct kd_plan_column *c)
@@ -276,32 +331,32 @@ static void details(struct kd_buf *out, const struct kd_plan *p, const struct kd
                     bool explain)
 {
     char title[96];
-    struct kd_buf money;
+    struct kd_buf long_lines;
     kd_buf_printf(out, "\n%s%s\n", kd_show_text(title, sizeof title, c->machine.title),
                   c->machine.count > 1 ? ", each of them" : "");
     if (c->chosen->verdict == KD_PLAN_NOT_SUPPORTED) {
-        kd_buf_printf(out, "  %s\n", c->machine.why_not);
+        wrapped(out, c->machine.why_not, 2, 0);
         return;
     }
     forms(out, p, c);
     places(out, c);
     hits(out, c->chosen);
     making(out, p, c);
-    kd_buf_init(&money, 1 << 16);
-    kd_plan_money(&money, p, c);
     kd_buf_char(out, '\n');
-    if (money.size_bytes && kd_buf_ok(&money, "money", NULL) == 0)
-        wrapped(out, money.data);
-    kd_buf_release(&money);
+    kd_buf_init(&long_lines, TEXT_MAX);
+    kd_plan_money(&long_lines, p, c);
+    wrapped_all(out, &long_lines, 2, 0);
     if (*c->machine.note) {
         char note[1024];
         snprintf(note, sizeof note, "Note: %s.", c->machine.note);
         kd_buf_char(out, '\n');
-        wrapped(out, note);
+        wrapped(out, note, 2, 0);
     }
     if (explain) {
         kd_buf_str(out, "\n  How the numbers come about\n");
-        kd_plan_explain(out, p, c);
+        kd_buf_init(&long_lines, TEXT_MAX);
+        kd_plan_explain(&long_lines, p, c);
+        wrapped_all(out, &long_lines, 0, 23);
     }
 }
 
@@ -350,7 +405,7 @@ static void forecast_text(struct kd_buf *out, const struct kd_forecast *f)
         span, parts[0], parts[1], parts[2], parts[3]);
 }
 
-void kd_plan_figures_text(struct kd_buf *out, const struct kd_doc *d)
+static void figures(struct kd_buf *out, const struct kd_doc *d)
 {
     kd_buf_str(out, "\nThe documents' figures: as printed there, computed anew from their own "
                     "assumptions, and as they should be\n");
@@ -383,14 +438,20 @@ void kd_plan_text(struct kd_buf *out, const struct kd_plan *p, const struct kd_p
         for (int i = 0; i < p->columns; i++)
             details(out, p, &p->column[i], show->explain);
     }
-    if (show->figures && p->doc.count)
-        kd_plan_figures_text(out, &p->doc);
-    if (show->glossary) {
-        kd_buf_str(out, "\nWords\n");
-        for (const struct kd_glossary *g = kd_plan_glossary; g->word; g++)
-            kd_buf_printf(out, "  %-14s %s\n", g->word, g->means);
+    if (show->figures && p->doc.count) {
+        struct kd_buf lines;
+        kd_buf_init(&lines, TEXT_MAX);
+        figures(&lines, &p->doc);
+        wrapped_all(out, &lines, 0, 8);
+    }
+    for (const struct kd_glossary *g = kd_plan_glossary; show->glossary && g->word; g++) {
+        char line[512];
+        if (g == kd_plan_glossary)
+            kd_buf_str(out, "\nWords\n");
+        snprintf(line, sizeof line, "%-14s %s", g->word, g->means);
+        wrapped(out, line, 2, 15);
     }
     if (!show->brief && !show->explain)
         kd_buf_str(out, "\n--explain shows each formula with its numbers, --figures the documents' "
-                        "figures beside the right ones, --glossary the words.\n");
+                        "figures beside the\nright ones, --glossary the words.\n");
 }

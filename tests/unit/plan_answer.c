@@ -254,7 +254,14 @@ static void reports(void **state)
     count(b.data, "does not fit: ", 1);
     count(b.data, "821673926484", 1);
     count(b.data, "the rate that just fits", 2);
-    count(b.data, "hit rate 0.", 4);
+    count(b.data, "hit rate  ", 1);
+    count(b.data, "(mixed text, measured", 1);
+    int columns = 0;
+    for (const char *at = b.data; *at; at++) {
+        columns = *at == '\n' ? 0 : columns + (((unsigned char)*at & 0xc0) != 0x80);
+        if (columns > 100)
+            fail_msg("a line of more than 100 columns: %.120s", at - 100);
+    }
     count(b.data, "[estimate", 5);
     count(b.data, "UD-Q2_K_XL", 4);
     count(b.data, "even after", 3);
