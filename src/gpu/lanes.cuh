@@ -43,6 +43,11 @@ template <int threads> KD_DEV void kd_sync_first(void)
 {
     asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory");
 }
+/* For its last `threads` threads. */
+template <int threads> KD_DEV void kd_sync_last(void)
+{
+    asm volatile("bar.sync 2, %0;" ::"n"(threads) : "memory");
+}
 KD_DEV void kd_sync_warp(void)
 {
     __syncwarp();
@@ -140,6 +145,22 @@ KD_DEV float kd_add(float a, float b)
 KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
 {
     return __dp4a(x, 0x01010101u, more);
+}
+/* 16 bytes of device memory on their way into shared memory: copies so far become a group, and
+ * a thread waits until all of its groups but the last `later` are there (for the others' copies:
+ * then the barrier). */
+KD_DEV void kd_copy16(void *shared, const void *from)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+KD_DEV void kd_copy_group(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int later> KD_DEV void kd_copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
 }
 /* Loads and stores that leave the first-level cache alone: what one warp wrote another one reads
  * later, and nothing reads it twice. */

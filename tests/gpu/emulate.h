@@ -49,7 +49,7 @@ struct kd_emulated_block {
     ucontext_t main;
     std::vector<ucontext_t> fiber;
     std::vector<uint8_t> done;
-    kd_barrier all, first, warp[32];
+    kd_barrier all, first, last, warp[32];
     uint32_t value[32][32];
     int64_t switches;
     std::function<void()> kernel;
@@ -92,7 +92,7 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
     e.shared = memory.data() + (16 - (uintptr_t)memory.data() % 16);
     for (e.block = 0; e.block < blocks; e.block++) {
         memset(memory.data(), 0xa5, memory.size()); /* shared memory starts as anything */
-        e.all = e.first = {};
+        e.all = e.first = e.last = {};
         memset(e.warp, 0, sizeof e.warp);
         e.fiber.assign((size_t)threads, {});
         e.done.assign((size_t)threads, 0);
@@ -104,13 +104,13 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
             makecontext(&e.fiber[t], kd_emulated_thread, 0);
         }
         for (int64_t idle = 0; e.running;) {
-            int64_t rounds = e.all.round + e.first.round + e.running;
+            int64_t rounds = e.all.round + e.first.round + e.last.round + e.running;
             for (int i = 0; i < 32; i++)
                 rounds += e.warp[i].round;
             for (e.thread = 0; e.thread < threads; e.thread++)
                 if (!e.done[e.thread])
                     swapcontext(&e.main, &e.fiber[e.thread]);
-            int64_t now = e.all.round + e.first.round + e.running;
+            int64_t now = e.all.round + e.first.round + e.last.round + e.running;
             for (int i = 0; i < 32; i++)
                 now += e.warp[i].round;
             idle = now == rounds ? idle + 1 : 0;
@@ -141,6 +141,10 @@ KD_DEV void kd_sync_block(void)
 template <int threads> KD_DEV void kd_sync_first(void)
 {
     kd_emulated_wait(&kd_emulated.first, threads);
+}
+template <int threads> KD_DEV void kd_sync_last(void)
+{
+    kd_emulated_wait(&kd_emulated.last, threads);
 }
 KD_DEV void kd_sync_warp(void)
 {
@@ -251,6 +255,16 @@ KD_DEV float kd_add(float a, float b)
 KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
 {
     return more + (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
+}
+KD_DEV void kd_copy16(void *shared, const void *from)
+{
+    memcpy(shared, from, 16);
+}
+KD_DEV void kd_copy_group(void)
+{
+}
+template <int later> KD_DEV void kd_copy_wait(void)
+{
 }
 KD_DEV void kd_store_once(uint4 *to, uint4 v)
 {
