@@ -2,12 +2,12 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/pieces.h"
 #include "base/progress.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
 #include "cmd/remote.h"
 #include "net/fetch.h"
-#include "net/pieces.h"
 
 #include <fnmatch.h>
 #include <stdio.h>

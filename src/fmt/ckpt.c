@@ -454,6 +454,14 @@ bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard)
     return ck->shards[shard].present;
 }
 
+int64_t kd_ckpt_shard_bytes(const struct kd_ckpt *ck, int shard)
+{
+    if (!ck->shards[shard].present)
+        return -1;
+    return ck->gguf.part_count ? ck->gguf.parts[shard].map.size_bytes
+                               : ck->shards[shard].map.size_bytes;
+}
+
 const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck)
 {
     return ck->gguf.part_count ? &ck->gguf : NULL;

@@ -74,6 +74,8 @@ const char *kd_ckpt_dir(const struct kd_ckpt *ck);
 int kd_ckpt_shard_count(const struct kd_ckpt *ck);
 const char *kd_ckpt_shard_name(const struct kd_ckpt *ck, int shard);
 bool kd_ckpt_shard_present(const struct kd_ckpt *ck, int shard);
+/* Its file's bytes, all pieces of a chopped one; -1 when it is not there. */
+int64_t kd_ckpt_shard_bytes(const struct kd_ckpt *ck, int shard);
 /* The GGUF behind it, or NULL. */
 const struct kd_gguf_set *kd_ckpt_gguf(const struct kd_ckpt *ck);
 /* metadata.total_size of the index, or -1 without an index. */

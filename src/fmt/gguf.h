@@ -183,9 +183,10 @@ int kd_gguf_split_path(char *out, size_t size, const char *prefix, size_t prefix
 int kd_gguf_set_check(const struct kd_gguf *const *heads, int64_t parts,
                       struct kd_err *err) KD_MUST;
 
-/* A local file or split set, mapped. */
+/* A local file or split set, mapped. A file that was chopped bytewise (base/pieces.h) is one map.
+ */
 struct kd_gguf_part {
-    char *path;
+    char *path; /* of a chopped one: what it was before, where no file is */
     struct kd_map map;
     struct kd_gguf head;
 };
@@ -193,11 +194,12 @@ struct kd_gguf_set {
     struct kd_gguf_part *parts; /* keys are those of parts[0].head */
     int64_t part_count;
 };
-/* path: a file (any member of a set), or a folder with exactly one file or set in it. */
+/* path: a file (any member of a set, any piece of a chopped one), or a folder with exactly one file
+ * or set in it. */
 int kd_gguf_open(struct kd_gguf_set *s, const char *path, struct kd_err *err) KD_MUST;
 void kd_gguf_close(struct kd_gguf_set *s); /* fine on a zeroed one */
-/* Whether kd_gguf_open is the way to open this path: a file named *.gguf or with GGUF's magic, or a
- * folder with a .gguf file in it that is no safetensors checkpoint. */
+/* Whether kd_gguf_open is the way to open this path: a file named *.gguf, a piece of one, or one
+ * with GGUF's magic, or a folder with such a file in it that is no safetensors checkpoint. */
 bool kd_gguf_is(const char *path);
 
 /* A head to be written: key-values and tensors in the order they are added. Offsets are given out

@@ -1,5 +1,6 @@
 /* Split files: names, the rules of a set, and opening one from disk. */
 #include "base/mem.h"
+#include "base/pieces.h"
 #include "base/show.h"
 #include "fmt/gguf.h"
 
@@ -60,7 +61,8 @@ static int part_check(const struct kd_gguf *g, int64_t i, int64_t parts, int64_t
     if (count != parts)
         return kd_fail(err, KD_ECORRUPT,
                        parts == 1 ? "it is one of %lld parts and is not named like one, so the "
-                                    "others cannot be found (%lld file given)"
+                                    "others cannot be found (%lld file given); parts joined into "
+                                    "one file are no model, as each has offsets of its own"
                                   : "split.count says %lld parts, the set has %lld",
                        (long long)count, (long long)parts);
     if (no != i)
@@ -107,15 +109,32 @@ int kd_gguf_set_check(const struct kd_gguf *const *heads, int64_t parts, struct 
     return rc ? -1 : 0;
 }
 
+/* Of a piece of a chopped NAME.gguf: the bytes of the whole file's path, and which piece it is (*no
+ * may be NULL); 0 for any other path. */
+static size_t whole_bytes(const char *path, int64_t *no)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    struct kd_piece p;
+    if (!kd_piece_parse(&p, name) || !p.chopped || p.base_bytes <= 5 ||
+        strncmp(name + p.base_bytes - 5, ".gguf", 5) != 0)
+        return 0;
+    if (no)
+        *no = p.no;
+    return (size_t)(name - path) + p.base_bytes;
+}
+
 static int open_part(struct kd_gguf_part *p, const char *path, struct kd_err *err)
 {
+    char whole[4096], shown[256];
+    bool chopped = whole_bytes(path, NULL) != 0;
+    if (chopped ? kd_pieces_map(&p->map, path, whole, sizeof whole, err)
+                : kd_file_map(&p->map, path, err))
+        return -1;
+    path = chopped ? whole : path;
     size_t n = strlen(path) + 1;
     if (kd_mem_new(&p->path, (int64_t)n, 1, "file name", err))
         return -1;
     memcpy(p->path, path, n);
-    if (kd_file_map(&p->map, path, err))
-        return -1;
-    char shown[256];
     return kd_gguf_parse(&p->head, p->map.data, p->map.size_bytes, p->map.size_bytes,
                          kd_show_text(shown, sizeof shown, path), NULL, err);
 }
@@ -155,30 +174,44 @@ static int open_file(struct kd_gguf_set *s, const char *path, struct kd_err *err
     return check_parts(s, err);
 }
 
-/* The .gguf file of a folder, or the first part of its only set; *count of such. *other: it is a
+/* Of all files of a model, the one that it is opened by: a .gguf file, the first of a set, the
+ * first piece of a chopped one unless the whole lies beside it. */
+static bool stands_for_one(const char *path)
+{
+    char whole[4096];
+    int64_t number = 1, parts;
+    size_t bytes = whole_bytes(path, &number), prefix;
+    if (!bytes)
+        return kd_name_ends(path, ".gguf") &&
+               (!kd_gguf_split_parse(path, &number, &parts, &prefix) || number == 1);
+    snprintf(whole, sizeof whole, "%.*s", (int)bytes, path);
+    return number == 1 && !kd_file_exists(whole);
+}
+
+/* The file of a folder by which its only model is opened; *count of such. *other: it is a
  * safetensors checkpoint first. */
 static int find_in(const char *dir, char *out, size_t size, int64_t *count, bool *other,
                    struct kd_err *err)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
+    char path[4096];
     int rc = 0;
     bool config = false, safetensors = false;
     *count = 0;
     if (!d)
         return kd_fail_sys(err, "cannot read the folder '%s'", dir);
     while (!rc && (e = readdir(d))) {
-        int64_t number, parts;
-        size_t prefix;
         if (e->d_name[0] == '.')
             continue;
         config = config || !strcmp(e->d_name, "config.json");
         safetensors = safetensors || kd_name_ends(e->d_name, ".safetensors");
-        if (!kd_name_ends(e->d_name, ".gguf") ||
-            (kd_gguf_split_parse(e->d_name, &number, &parts, &prefix) && number != 1))
+        rc = kd_path_join(path, sizeof path, dir, e->d_name, err);
+        if (rc || !stands_for_one(path))
             continue;
         ++*count;
-        rc = kd_path_join(out, size, dir, e->d_name, err);
+        if (snprintf(out, size, "%s", path) >= (int)size)
+            rc = kd_fail(err, KD_EINVAL, "'%s' is too long", path);
     }
     closedir(d);
     *other = config && safetensors;
@@ -223,7 +256,7 @@ bool kd_gguf_is(const char *path)
     bool other;
     if (kd_dir_exists(path))
         return !find_in(path, found, sizeof found, &count, &other, NULL) && count && !other;
-    if (kd_name_ends(path, ".gguf"))
+    if (kd_name_ends(path, ".gguf") || whole_bytes(path, NULL))
         return true;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

@@ -2,6 +2,7 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "fmt/gguf.h"
 
 #include <string.h>
 
@@ -229,20 +230,25 @@ int kd_ref_fits(const struct kd_ref *r, const struct kd_k3_cfg *c, struct kd_err
 
 int kd_source_id(const struct kd_ckpt *ck, char out[65], struct kd_err *err)
 {
+    const struct kd_gguf_set *gguf = kd_ckpt_gguf(ck);
     struct kd_sha256 sha;
     char path[4096], hex[65] = "";
     /* The config of a GGUF is in its first part. */
-    if (!kd_ckpt_gguf(ck) &&
-        (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
-         kd_sha256_file(path, hex, err)))
+    if (!gguf && (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
+                  kd_sha256_file(path, hex, err)))
         return -1;
     if (kd_sha256_init(&sha, err))
         return -1;
     kd_sha256_add(&sha, hex, strlen(hex));
     int rc = 0;
     for (int s = 0; s < kd_ckpt_shard_count(ck) && !rc; s++) {
-        rc = kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err) ||
-             kd_sha256_file(path, hex, err);
+        if (gguf) { /* which may lie in pieces */
+            const struct kd_map *m = &gguf->parts[s].map;
+            rc = kd_sha256_of(m->data, (size_t)m->size_bytes, hex, err);
+        } else {
+            rc = kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err) ||
+                 kd_sha256_file(path, hex, err);
+        }
         if (!rc)
             kd_sha256_add(&sha, hex, 64);
     }

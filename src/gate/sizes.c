@@ -85,12 +85,9 @@ int kd_sizes_of(const struct kd_ckpt *ck, struct kd_sizes *out, struct kd_err *e
         out->k[p] = coded[q][p] > 0 ? bits[q][p] / coded[q][p] : 0;
     }
     for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
-        char path[4096];
-        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err))
-            return -1;
-        int64_t bytes = kd_file_size(path, err);
+        int64_t bytes = kd_ckpt_shard_bytes(ck, s);
         if (bytes < 0)
-            return -1;
+            return kd_fail(err, KD_EIO, "'%s' is not there", kd_ckpt_shard_name(ck, s));
         out->file_bytes += bytes;
     }
     return 0;

@@ -1,7 +1,7 @@
 #include "net/source.h"
 
 #include "base/mem.h"
-#include "net/pieces.h"
+#include "base/pieces.h"
 #include "net/source_int.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "net/pieces.h"
+#include "base/pieces.h"
 
 #include <dirent.h>
 #include <string.h>
@@ -54,15 +54,16 @@ static int one_file(struct kd_source *s, const char *path, struct kd_err *err)
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
     struct kd_piece p;
-    if (!kd_piece_parse(&p, name) || !p.count) {
+    if (!kd_piece_parse(&p, name) || (!p.count && !p.chopped)) {
         int64_t bytes = kd_file_size(path, err);
         return bytes < 0 ? -1 : kd_source_put(s, name, path, NULL, NULL, bytes, NULL, err);
     }
-    for (int64_t i = 1; i <= p.count; i++) {
-        char sister[KD_SOURCE_NAME_MAX], at[4096];
-        if (!kd_piece_sister(sister, sizeof sister, name, &p, i) ||
-            snprintf(at, sizeof at, "%.*s%s", (int)(name - path), path, sister) >= (int)sizeof at)
+    char sister[KD_SOURCE_NAME_MAX], at[4096];
+    for (int64_t i = 1; kd_piece_sister(sister, sizeof sister, name, &p, i); i++) {
+        if (snprintf(at, sizeof at, "%.*s%s", (int)(name - path), path, sister) >= (int)sizeof at)
             return kd_fail(err, KD_EINVAL, "'%s' is too long", path);
+        if (!p.count && !kd_file_exists(at)) /* lettered: as far as there are any */
+            break;
         int64_t bytes = kd_file_size(at, err);
         if (bytes < 0)
             return kd_wrap(err, "'%s' is one of %lld", path, (long long)p.count);

@@ -4,8 +4,8 @@
 #include "base/hash.h"
 #include "base/jscan.h"
 #include "base/mem.h"
+#include "base/pieces.h"
 #include "net/links.h"
-#include "net/pieces.h"
 
 #include <string.h>
 

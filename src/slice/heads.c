@@ -2,8 +2,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/pieces.h"
 #include "fmt/gguf_config.h"
-#include "net/pieces.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -261,6 +261,24 @@ static int read_config(struct kd_heads *h, struct kd_err *err)
                : 0;
 }
 
+/* No file with a model's ending. Pieces of a chopped file are one only when all are there. */
+static int nothing(const struct kd_heads *h, struct kd_err *err)
+{
+    struct kd_piece p;
+    char sister[512];
+    for (int i = 0; i < kd_source_count(h->src); i++) {
+        const char *name = kd_source_at(h->src, i)->name;
+        if (!kd_piece_parse(&p, name) || !p.chopped)
+            continue;
+        for (int64_t no = 1; kd_piece_sister(sister, sizeof sister, name, &p, no); no++)
+            if (kd_source_find(h->src, sister) < 0)
+                return kd_fail(err, KD_ECORRUPT, "'%s': '%s' is missing, a piece of '%.*s'",
+                               kd_source_where(h->src), sister, (int)p.base_bytes, name);
+    }
+    return kd_fail(err, KD_EINVAL, "'%s' has no .gguf or .safetensors file",
+                   kd_source_where(h->src));
+}
+
 static int find_shards(struct kd_heads *h, struct kd_err *err)
 {
     int n = kd_source_count(h->src);
@@ -270,8 +288,7 @@ static int find_shards(struct kd_heads *h, struct kd_err *err)
     if (!h->gguf && gather(h, ".safetensors", err))
         return -1;
     if (!h->part_count)
-        return kd_fail(err, KD_EINVAL, "'%s' has no .gguf or .safetensors file",
-                       kd_source_where(h->src));
+        return nothing(h, err);
     struct kd_piece p;
     if (kd_piece_parse(&p, h->parts[0].name) && !p.chopped && p.count > 0 &&
         p.count != h->part_count)

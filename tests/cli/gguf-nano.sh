@@ -46,6 +46,32 @@ grep -q 'experts 4.250 (real 4.250)' "$tmp/out" || fail "check: $(cat "$tmp/out"
     --require 'kld=0.01,top1=0.95' >"$tmp/out" || fail "check of Q8_0: $(cat "$tmp/out")"
 [ ! -e "$tmp/kondense.json" ] || fail "a verdict beside a GGUF"
 
+# Chopped bytewise, anywhere: one file again for every command, whichever piece is named.
+mkdir "$tmp/chop"
+python3 - "$tmp/one.gguf" "$tmp/chop" <<'PY'
+import sys
+data = open(sys.argv[1], "rb").read()
+ends = [0, 100, 1234567, 5000001, 4096 * 3000, len(data)]
+for i in range(5):
+    open("%s/n.gguf.part-%02d-of-05" % (sys.argv[2], i + 1), "wb").write(data[ends[i]:ends[i + 1]])
+PY
+for model in "$tmp/chop" "$tmp/chop/n.gguf.part-01-of-05" "$tmp/chop/n.gguf.part-04-of-05"; do
+    [ "$("$KONDENSE" generate "$model" -p "$prompt" -n 24)" = "$golden" ] || fail "$model: generate"
+done
+"$KONDENSE" inspect "$tmp/chop" --json | grep -v '"path"\|"name"' >"$tmp/a" # sizes are those of the whole
+"$KONDENSE" inspect "$tmp/one.gguf" --json | grep -v '"path"\|"name"' | diff - "$tmp/a" >"$tmp/out" || fail "inspect: $(cat "$tmp/out")"
+"$KONDENSE" check "$nano" "$tmp/chop" --text "$KONDENSE_TEST_DATA/text/eval.txt" --rows 2 --cols 64 >"$tmp/out"
+grep -q 'KLD         0.00000 nats' "$tmp/out" || fail "check of pieces: $(cat "$tmp/out")"
+"$KONDENSE" check "$tmp/chop" "$nano" --text "$KONDENSE_TEST_DATA/text/eval.txt" --rows 2 --cols 64 --save-ref "$tmp/ref" >"$tmp/out"
+"$KONDENSE" check "$tmp/one.gguf" "$nano" --ref "$tmp/ref" >"$tmp/out" || fail "pieces are another source: $(cat "$tmp/out")"
+"$KONDENSE" slice "$tmp/chop/n.gguf.part-02-of-05" "$tmp/all.gguf" -q >/dev/null && cmp "$tmp/all.gguf" "$tmp/one.gguf" || fail "a slice of all"
+"$KONDENSE" plan "$tmp/chop" -m pc --brief | grep -q "fits as stored" || fail "plan"
+rm "$tmp/chop/n.gguf.part-03-of-05"
+for command in "generate -p x" receipt; do
+    [ "$(code "$KONDENSE" $command "$tmp/chop")" = 1 ] || fail "$command without a piece"
+    grep -q 'n.gguf.part-03-of-05' "$tmp/err" || fail "$command: $(cat "$tmp/err")"
+done
+
 # Refusals.
 [ "$(code "$KONDENSE" convert "$nano" "$tmp/one.gguf" --to gguf -q)" != 0 ] || fail "wrote over a file"
 grep -q 'is there already' "$tmp/err" || fail "$(cat "$tmp/err")"

@@ -1,8 +1,8 @@
 /* Any bytes as a page of links: what is found is one plain name. */
 #include "base/assert.h"
 #include "base/file.h"
+#include "base/pieces.h"
 #include "net/links.h"
-#include "net/pieces.h"
 
 #include <string.h>
 

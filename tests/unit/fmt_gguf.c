@@ -265,6 +265,26 @@ static void write_set(const char *dir, int64_t last_no, int64_t last_count, int6
     }
 }
 
+/* The parts of a set one after the other: what `cat` makes of them. */
+static void joined(const char *dir)
+{
+    char path[200];
+    struct kd_buf b;
+    struct kd_gguf_set s;
+    kd_buf_init(&b, 1 << 20);
+    for (int i = 1; i <= 3; i++) {
+        snprintf(path, sizeof path, "%s/m-0000%d-of-00003.gguf", dir, i);
+        assert_int_equal(kd_file_read(&b, path, 1 << 20, &err), 0);
+    }
+    snprintf(path, sizeof path, "%s/joined.gguf", dir);
+    assert_int_equal(kd_file_write(path, b.data, b.size_bytes, &err), 0);
+    assert_int_equal(kd_gguf_open(&s, path, &err), -1);
+    if (!strstr(err.msg, "joined.gguf: it is one of 3 parts") || !strstr(err.msg, "joined into"))
+        fail_msg("%s", err.msg);
+    assert_int_equal(unlink(path), 0);
+    kd_buf_release(&b);
+}
+
 static void sets(void **state)
 {
     char dir[] = "/tmp/kd_gguf_XXXXXX", path[200];
@@ -297,6 +317,7 @@ static void sets(void **state)
             fail_msg("'%s' does not say '%s'", err.msg, bad[i].reason);
     }
     write_set(dir, 2, 3, 2, "y");
+    joined(dir);
     snprintf(path, sizeof path, "%s/m-00003-of-00003.gguf", dir);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(kd_gguf_open(&s, dir, &err), -1);

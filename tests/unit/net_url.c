@@ -1,6 +1,5 @@
 /* net/url, net/pieces, net/links: addresses, names of pieces, pages of links. */
 #include "net/links.h"
-#include "net/pieces.h"
 #include "net/url.h"
 
 #include <setjmp.h>
@@ -76,45 +75,6 @@ static void texts(void **state)
         assert_int_equal(kd_path_check(none[i], &err), -1);
 }
 
-static void pieces(void **state)
-{
-    static const struct {
-        const char *name;
-        bool chopped;
-        int base, no, count;
-    } good[] = {{"x.gguf.part-03-of-05", true, 6, 3, 5},
-                {"x.gguf.part2of12", true, 6, 2, 12},
-                {"x.gguf-split-c", true, 6, 3, 0},
-                {"x.gguf-split-ab", true, 6, 2, 0},
-                {"x-00007-of-00014.gguf", false, 0, 7, 14},
-                {"m-00001-of-000096.safetensors", false, 0, 1, 96}};
-    static const char *const none[] = {"x.gguf",         "x.part6of5",
-                                       "x.part0of5",     ".part1of2",
-                                       "x.part1of2.txt", "x-00001-of-00014",
-                                       "x-of-3.gguf",    "x-split-A",
-                                       "x.part-1of2",    "x-9999999-of-9999999.gguf"};
-    struct kd_piece p;
-    char out[64];
-    (void)state;
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        assert_true(kd_piece_parse(&p, good[i].name));
-        assert_int_equal(p.chopped, good[i].chopped);
-        assert_int_equal(p.no, good[i].no);
-        assert_int_equal(p.count, good[i].count);
-        if (p.chopped)
-            assert_int_equal(p.base_bytes, good[i].base);
-    }
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        assert_false(kd_piece_parse(&p, none[i]));
-    assert_true(kd_piece_parse(&p, good[0].name) &&
-                kd_piece_sister(out, sizeof out, good[0].name, &p, 5));
-    assert_string_equal(out, "x.gguf.part-05-of-05");
-    assert_true(kd_piece_parse(&p, good[4].name) &&
-                kd_piece_sister(out, sizeof out, good[4].name, &p, 14));
-    assert_string_equal(out, "x-00014-of-00014.gguf");
-    assert_false(kd_piece_sister(out, 10, good[4].name, &p, 1));
-}
-
 static int note(void *ctx, const char *name, struct kd_err *err)
 {
     (void)err;
@@ -141,7 +101,6 @@ static void links(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(origins), cmocka_unit_test(addresses),
-                                       cmocka_unit_test(texts), cmocka_unit_test(pieces),
-                                       cmocka_unit_test(links)};
+                                       cmocka_unit_test(texts), cmocka_unit_test(links)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
