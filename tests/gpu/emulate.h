@@ -28,6 +28,13 @@ struct uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
+struct float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y)
+{
+    return {x, y};
+}
 struct alignas(16) float4 {
     float x, y, z, w;
 };
