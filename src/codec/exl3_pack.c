@@ -1,6 +1,6 @@
 #include "codec/exl3_pack.h"
 
-#include "kern/exl3_ring.h"
+#include "num/exl3_ring.h"
 
 void kd_exl3_pack(const uint16_t states[256], struct kd_rate rate, uint8_t *tile)
 {

@@ -1,5 +1,5 @@
 /* Devices: which there are, opening and closing. */
-#include "gpu/device.cuh"
+#include "gpu/search.cuh"
 
 #include <stdio.h>
 
@@ -58,6 +58,7 @@ extern "C" void kd_gpu_close(struct kd_gpu *g)
 {
     if (!g)
         return;
+    kd_gpu_search_close(g);
     if (g->begin)
         cudaEventDestroy(g->begin);
     if (g->end)

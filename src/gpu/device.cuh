@@ -14,6 +14,7 @@ struct kd_gpu {
     struct kd_gpu_facts facts;
     cudaStream_t stream;
     cudaEvent_t begin, end;
+    struct kd_gpu_search_scratch *search; /* NULL before the first */
 };
 
 /* 0, or -1 with what was tried and CUDA's words for the error. */

@@ -36,7 +36,6 @@ struct kd_gpu_tiles {
     int seam;         /* 8 to 128, a multiple of 8 */
     int blocks;       /* at most so many at once; 0: one a multiprocessor */
     uint16_t *states; /* [tiles][256] */
-    uint8_t *good;    /* [tiles]; 0: the costs passed their limit, search it on coarser grids */
 };
 struct kd_gpu_tile_figures {
     double seconds; /* of the kernel alone */

@@ -16,6 +16,11 @@
 #define KD_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 /* The block's dynamic shared memory. */
 #define KD_SHARED(name)            extern __shared__ __align__(16) unsigned char name[]
+/* A kernel's argument that is a struct, indexed where it lies. */
+#define KD_ARGS                    const __grid_constant__
+/* From the host: the kernel's arguments after its stream. */
+#define KD_LAUNCH(kernel, blocks, threads, shared, stream, ...)                                    \
+    kernel<<<(unsigned)(blocks), threads, (size_t)(shared), stream>>>(__VA_ARGS__)
 
 struct kd_h2 {
     uint32_t bits;
@@ -33,10 +38,10 @@ KD_DEV int kd_blocks(void)
 {
     return (int)gridDim.x;
 }
-/* Waits for all threads of the block. */
+/* Waits for all threads of the block; warps may come from different places of the code. */
 KD_DEV void kd_sync_block(void)
 {
-    __syncthreads();
+    asm volatile("bar.sync 0;" ::: "memory");
 }
 /* Waits for the first `threads` threads of the block, whole warps. */
 template <int threads> KD_DEV void kd_sync_first(void)

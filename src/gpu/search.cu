@@ -1,5 +1,5 @@
 /* The host's side of the trellis search. */
-#include "gpu/device.cuh"
+#include "gpu/search.cuh"
 #include "gpu/trellis_search.cuh"
 
 namespace
@@ -10,15 +10,15 @@ typedef void (*search_kernel)(kd_gpu_search_args);
 template <int BASE> search_kernel kernel_of(bool masked)
 {
     using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<half_steps<BASE, true>, BASE, true, 1>
-                  : kd_gpu_search_tiles<half_steps<BASE, false>, BASE, false, 1>;
+    return masked ? kd_gpu_search_tiles<half_steps<BASE, true>, BASE, true>
+                  : kd_gpu_search_tiles<half_steps<BASE, false>, BASE, false>;
 }
 
 template <int BASE> search_kernel fine_kernel_of(bool masked)
 {
     using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<fine_steps, BASE, true, 1>
-                  : kd_gpu_search_tiles<fine_steps, BASE, false, 1>;
+    return masked ? kd_gpu_search_tiles<fine_steps, BASE, true>
+                  : kd_gpu_search_tiles<fine_steps, BASE, false>;
 }
 
 search_kernel kernel_for(struct kd_rate r)
@@ -45,91 +45,200 @@ search_kernel kernel_for(struct kd_rate r)
     }
 }
 
-/* The values of rates that do not fit registers. */
-int copy_values(struct kd_gpu *g, const struct kd_gpu_tiles *job, struct kd_gpu_bytes *value,
-                struct kd_err *err)
-{
-    const struct kd_search_grid grid = kd_search_grid_of(job->rate, job->codebook, 0);
-    int16_t *v;
-    int rc;
+} // namespace
 
-    if (kd_mem_new(&v, 65536, sizeof *v, "codebook values", err))
+enum { TABLES = 8 };
+
+/* Values on all grids of a rate over 4 bits. */
+struct kd_gpu_search_table {
+    unsigned sixteenths;
+    enum kd_codebook codebook;
+    int16_t *value;
+};
+
+/* What searches need besides their tiles, kept from one to the next. */
+struct kd_gpu_search_scratch {
+    uint16_t *kept;
+    uint32_t *again;
+    uint8_t *good;
+    int64_t kept_bytes, tiles; /* room */
+    cudaEvent_t done;          /* of the last search */
+    struct kd_gpu_search_table table[TABLES];
+    int tables; /* made so far */
+};
+
+namespace
+{
+
+int scratch_of(struct kd_gpu *g, struct kd_gpu_search_scratch **out, struct kd_err *err)
+{
+    struct kd_gpu_search_scratch *m = g->search;
+
+    if (!m) {
+        if (kd_mem_zero(&m, 1, sizeof *m, "a device", err))
+            return -1;
+        g->search = m;
+        if (kd_gpu_failed(cudaEventCreateWithFlags(&m->done, cudaEventDisableTiming), err,
+                          "an event"))
+            return -1;
+    }
+    *out = m;
+    return 0;
+}
+
+int grow(struct kd_gpu_search_scratch *m, int64_t kept_bytes, int64_t tiles, struct kd_err *err)
+{
+    if (kept_bytes > m->kept_bytes) {
+        cudaFree(m->kept);
+        m->kept = nullptr;
+        m->kept_bytes = 0;
+        if (kd_gpu_failed(cudaMalloc(&m->kept, (size_t)kept_bytes), err,
+                          "device memory for kept costs"))
+            return -1;
+        m->kept_bytes = kept_bytes;
+    }
+    if (tiles > m->tiles) {
+        cudaFree(m->again);
+        cudaFree(m->good);
+        m->again = nullptr;
+        m->good = nullptr;
+        m->tiles = 0;
+        if (kd_gpu_failed(cudaMalloc(&m->again, (size_t)tiles * 4), err,
+                          "device memory for tiles") ||
+            kd_gpu_failed(cudaMalloc(&m->good, (size_t)tiles), err, "device memory for tiles"))
+            return -1;
+        m->tiles = tiles;
+    }
+    return 0;
+}
+
+/* The values of a rate that do not fit registers, on all grids. */
+int values_of(struct kd_gpu_search_scratch *m, struct kd_rate rate, enum kd_codebook codebook,
+              const int16_t **out, struct kd_err *err)
+{
+    enum { N = KD_SEARCH_LEVELS * 65536 };
+    const unsigned sixteenths = kd_rate_to16(rate);
+    int16_t *v;
+
+    for (int i = 0; i < TABLES; i++)
+        if (m->table[i].value && m->table[i].sixteenths == sixteenths &&
+            m->table[i].codebook == codebook) {
+            *out = m->table[i].value;
+            return 0;
+        }
+    struct kd_gpu_search_table *slot = &m->table[m->tables++ % TABLES];
+    if (!slot->value && kd_gpu_failed(cudaMalloc(&slot->value, N * sizeof *v), err,
+                                      "device memory for the codebook"))
         return -1;
-    for (uint32_t i = 0; i < 65536; i++)
-        v[i] = (int16_t)kd_search_value(grid, kd_codebook_f16(job->codebook, i));
-    rc = value->get(65536 * 2, err, "device memory for the codebook") ||
-         kd_gpu_failed(cudaMemcpyAsync(value->at, v, 65536 * 2, cudaMemcpyHostToDevice, g->stream),
-                       err, "copying the codebook") ||
-         kd_gpu_failed(cudaStreamSynchronize(g->stream), err, "copying the codebook");
+    slot->sixteenths = 0;
+    if (kd_mem_new(&v, N, sizeof *v, "codebook values", err))
+        return -1;
+    for (uint32_t i = 0; i < N; i++)
+        v[i] = (int16_t)kd_search_value(kd_search_grid_of(rate, codebook, i / 65536),
+                                        kd_codebook_f16(codebook, i % 65536));
+    /* Waits for searches that may still read the slot's old values. */
+    int rc = kd_gpu_failed(cudaDeviceSynchronize(), err, "the search") ||
+             kd_gpu_failed(cudaMemcpy(slot->value, v, N * sizeof *v, cudaMemcpyHostToDevice), err,
+                           "copying the codebook");
     kd_mem_free(v);
-    return rc ? -1 : 0;
+    if (rc)
+        return -1;
+    slot->sixteenths = sixteenths;
+    slot->codebook = codebook;
+    *out = slot->value;
+    return 0;
 }
 
 } // namespace
 
-extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
-                             struct kd_gpu_tile_figures *figures, struct kd_err *err)
+void kd_gpu_search_close(struct kd_gpu *g)
 {
-    const search_kernel kernel = kernel_for(job->rate);
-    const int segment = kd_gpu_search_segment(job->rate);
-    const int64_t shared = kd_gpu_search_shared(job->rate, 1);
-    const int most = job->blocks > 0 && job->blocks < g->facts.sms ? job->blocks : g->facts.sms;
-    const int blocks = job->tiles < most ? (int)job->tiles : most;
-    kd_gpu_bytes target, states, good, kept, value;
-    float ms = 0;
+    struct kd_gpu_search_scratch *m = g->search;
 
-    if (job->tiles <= 0)
+    if (!m)
+        return;
+    cudaFree(m->kept);
+    cudaFree(m->again);
+    cudaFree(m->good);
+    for (struct kd_gpu_search_table &t : m->table)
+        cudaFree(t.value);
+    if (m->done)
+        cudaEventDestroy(m->done);
+    kd_mem_free(m);
+    g->search = nullptr;
+}
+
+int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate rate,
+                         enum kd_codebook codebook, int seam, int blocks, const float *target,
+                         uint16_t *states, int64_t tiles, struct kd_err *err)
+{
+    const search_kernel kernel = kernel_for(rate);
+    const int64_t shared = kd_gpu_search_shared(rate);
+    const int segment = kd_gpu_search_segment(rate);
+    const int most = blocks > 0 && blocks < g->facts.sms ? blocks : g->facts.sms;
+    const int grid = tiles < most ? (int)tiles : most;
+    struct kd_gpu_search_scratch *m;
+    const int16_t *value = nullptr;
+
+    if (tiles <= 0)
         return 0;
-    if (job->seam < 8 || job->seam > 128 || job->seam % 8)
-        return kd_fail(err, KD_EINVAL, "a seam of %d positions: 8 to 128 by eights", job->seam);
+    if (tiles > UINT32_MAX)
+        return kd_fail(err, KD_EINVAL, "%lld tiles in one search", (long long)tiles);
+    if (seam < 8 || seam > 128 || seam % 8)
+        return kd_fail(err, KD_EINVAL, "a seam of %d positions: 8 to 128 by eights", seam);
     if (shared > g->facts.block_shared_bytes)
         return kd_fail(err, KD_EGPU,
                        "%s: %lld bytes of shared memory a block, this rate needs %lld; use the CPU",
                        g->facts.name, (long long)g->facts.block_shared_bytes, (long long)shared);
-    if (kd_gpu_failed(cudaSetDevice(g->index), err, "choosing the device") ||
-        target.get(job->tiles * 1024, err, "device memory for tiles") ||
-        states.get(job->tiles * 512, err, "device memory for states") ||
-        good.get(job->tiles, err, "device memory for flags") ||
-        kept.get(blocks * kd_gpu_search_kept(job->rate, segment, 1) * 2, err,
-                 "device memory for kept costs"))
+    if (scratch_of(g, &m, err) ||
+        grow(m, grid * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
+        (rate.base + (rate.mask ? 1 : 0) > 4 && values_of(m, rate, codebook, &value, err)))
         return -1;
-    if (kd_rate_bits_at(job->rate, 0) > 4 || job->rate.base + (job->rate.mask ? 1 : 0) > 4)
-        if (copy_values(g, job, &value, err))
-            return -1;
-    const kd_gpu_search_args a = {(const float *)target.at,
-                                  (uint16_t *)states.at,
-                                  (uint8_t *)good.at,
-                                  (uint16_t *)kept.at,
-                                  job->tiles,
-                                  job->rate,
-                                  (const int16_t *)value.at,
-                                  job->codebook,
-                                  job->seam,
-                                  segment};
+    const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
+                                  rate,   value,  codebook, seam,    segment};
     if (kd_gpu_failed(cudaFuncSetAttribute((const void *)kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)shared),
                       err, "shared memory for the search") ||
+        kd_gpu_failed(cudaStreamWaitEvent(stream, m->done, 0), err, "the search before"))
+        return -1;
+    kernel<<<grid, KD_GPU_WORKERS + KD_GPU_WALKERS, (size_t)shared, stream>>>(a);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting the search") ||
+                   kd_gpu_failed(cudaEventRecord(m->done, stream), err, "an event")
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
+                             struct kd_gpu_tile_figures *figures, struct kd_err *err)
+{
+    kd_gpu_bytes target, states;
+    float ms = 0;
+
+    if (job->tiles <= 0)
+        return 0;
+    if (kd_gpu_failed(cudaSetDevice(g->index), err, "choosing the device") ||
+        target.get(job->tiles * 1024, err, "device memory for tiles") ||
+        states.get(job->tiles * 512, err, "device memory for states") ||
         kd_gpu_failed(cudaMemcpyAsync(target.at, job->target, (size_t)job->tiles * 1024,
                                       cudaMemcpyHostToDevice, g->stream),
                       err, "copying tiles") ||
-        kd_gpu_failed(cudaEventRecord(g->begin, g->stream), err, "an event"))
-        return -1;
-    kernel<<<blocks, KD_GPU_WORKERS + 32, (size_t)shared, g->stream>>>(a);
-    if (kd_gpu_failed(cudaGetLastError(), err, "starting the search") ||
+        kd_gpu_failed(cudaEventRecord(g->begin, g->stream), err, "an event") ||
+        kd_gpu_search_launch(g, g->stream, job->rate, job->codebook, job->seam, job->blocks,
+                             (const float *)target.at, (uint16_t *)states.at, job->tiles, err) ||
         kd_gpu_failed(cudaEventRecord(g->end, g->stream), err, "an event") ||
         kd_gpu_failed(cudaMemcpyAsync(job->states, states.at, (size_t)job->tiles * 512,
                                       cudaMemcpyDeviceToHost, g->stream),
                       err, "copying states") ||
-        kd_gpu_failed(cudaMemcpyAsync(job->good, good.at, (size_t)job->tiles,
-                                      cudaMemcpyDeviceToHost, g->stream),
-                      err, "copying flags") ||
         kd_gpu_failed(cudaStreamSynchronize(g->stream), err, "the search") ||
         kd_gpu_failed(cudaEventElapsedTime(&ms, g->begin, g->end), err, "an event"))
         return -1;
     if (figures) {
+        const int segment = kd_gpu_search_segment(job->rate);
+        const int most = job->blocks > 0 && job->blocks < g->facts.sms ? job->blocks : g->facts.sms;
         const int64_t all = (255 + segment) / segment, half = (job->seam - 1 + segment) / segment;
-        *figures = {ms * 1e-3, blocks, shared, (all + half) * (65536 >> job->rate.base) * 2};
+        *figures = {ms * 1e-3, job->tiles < most ? (int)job->tiles : most,
+                    kd_gpu_search_shared(job->rate), (all + half) * (65536 >> job->rate.base) * 2};
     }
     return 0;
 }

@@ -10,43 +10,55 @@
  * * t + q is q-th of row n of thread t, whatever the rate, since a rate only says which rows
  * compete. A position's costs lie in shared memory by edge, two buffers, one barrier a position.
  *
- * No branches are recorded. Every `segment` positions the costs are kept in device memory, and a
- * seventeenth warp walks back through a finished pass while the sixteen run the next one: within a
- * segment it evaluates the few states that lead to the known end. Two groups of tiles take turns,
- * so that the walk is hidden.
+ * No branches are recorded. Every `segment` positions the costs are kept in device memory, and four
+ * more warps, one for each scheduler, walk back through a finished pass while the sixteen run the
+ * next one: within a segment they evaluate the few states that lead to the known end. Two tiles
+ * take turns, so that the walk is hidden.
  *
- * A tile whose costs passed the cap gets good[tile] = 0 and is the caller's to search again on
- * coarser grids (a CPU does it: it happens to broken weights only). */
+ * A block that has searched its tiles searches those whose costs passed the cap again on coarser
+ * grids, as the CPU does. */
 #ifndef KD_GPU_TRELLIS_SEARCH_CUH
 #define KD_GPU_TRELLIS_SEARCH_CUH
 
 #include "gpu/lanes.cuh"
-#include "num/trellis_step.h"
+#include "num/exl3_ring.h"
 
 enum {
     KD_GPU_WORKERS = 512, /* threads that hold the table */
+    KD_GPU_WALKERS = 128,
     KD_GPU_ROWS = 16,     /* of the table, 8 states a thread each */
-    KD_GPU_FREE_BITS = 12 /* a segment's states that lead to one end: at most 2^12 */
+    KD_GPU_FREE_BITS = 10 /* a segment's states that lead to one end: at most 2^10 */
 };
 
 struct kd_gpu_search_args {
     const float *target; /* [tiles][256] in ring order */
     uint16_t *states;    /* [tiles][256] */
-    uint8_t *good;       /* [tiles] */
+    uint8_t *good;       /* [tiles]; 0: the costs passed their cap even on the coarsest grid */
     uint16_t *kept;      /* kd_gpu_search_kept() halves for each block */
-    int64_t tiles;
+    uint32_t *again;     /* [tiles], tiles to be searched again */
+    int64_t tiles;       /* less than 2^32 */
     struct kd_rate rate;
-    const int16_t *value; /* [65536] on the grid; rates over 4 bits only */
+    const int16_t *value; /* [KD_SEARCH_LEVELS][65536] on the grids; rates over 4 bits only */
     enum kd_codebook codebook;
     int seam;    /* positions on either side of the seam in the first pass, a multiple of 8 */
     int segment; /* positions */
 };
 
-/* Most positions of a segment, so that FREE_BITS suffice. */
-KD_HD static inline int kd_gpu_search_segment(struct kd_rate r)
+/* Most positions of a segment, so that FREE_BITS suffice wherever it lies. */
+static inline int kd_gpu_search_segment(struct kd_rate r)
 {
-    int bits = r.base + (r.mask ? 1 : 0);
-    return bits == 1 ? 10 : bits == 2 ? 5 : bits <= 4 ? 3 : 1;
+    for (int n = 10; n > 1; n--) {
+        int most = 0;
+        for (int first = 0; first < 256; first += n) {
+            int bits = 0;
+            for (int p = first; p < first + n; p++)
+                bits += (int)kd_rate_bits_at(r, (unsigned)p + 1);
+            most = bits > most ? bits : most;
+        }
+        if (most <= KD_GPU_FREE_BITS)
+            return n;
+    }
+    return 1;
 }
 
 /* Halves of device memory a block keeps for one pass of one tile. */
@@ -54,17 +66,9 @@ KD_HD static inline int64_t kd_gpu_search_pass(struct kd_rate r, int segment)
 {
     return (int64_t)((255 + segment) / segment) * (65536 >> r.base);
 }
-KD_HD static inline int64_t kd_gpu_search_kept(struct kd_rate r, int segment, int tiles)
+KD_HD static inline int64_t kd_gpu_search_kept(struct kd_rate r, int segment)
 {
-    return 2 * tiles * kd_gpu_search_pass(r, segment);
-}
-
-/* Bytes of shared memory. */
-KD_HD static inline int64_t kd_gpu_search_shared(struct kd_rate r, int tiles)
-{
-    int64_t costs = 2 * (65536 >> r.base) * 2, walk = (2 << KD_GPU_FREE_BITS) + 1408;
-    int64_t targets = 2 * 256 * 4, small = 512;
-    return tiles * (costs + walk + targets + small);
+    return 2 * kd_gpu_search_pass(r, segment);
 }
 
 namespace kd_trellis
@@ -74,15 +78,15 @@ constexpr uint32_t ZERO = 0x64006400u;            /* two costs of 0 */
 constexpr uint32_t CAP = 0x6400u + KD_SEARCH_CAP; /* bits of a cost at the cap */
 constexpr uint32_t CAPS = CAP * 0x10001u, NONE = 0x7c007c00u;
 
-/* Shared memory of one tile of a group. */
 template <int EDGES> struct alignas(16) tile_shared {
-    uint16_t cost[2][EDGES];              /* bits, by edge */
-    uint16_t walk[1 << KD_GPU_FREE_BITS]; /* costs of the states looked at again */
-    uint8_t branch[1408];                 /* their branches */
-    uint32_t target[2][256];              /* of both groups, as STEPS has them */
-    uint32_t least[KD_GPU_WORKERS / 32];  /* of each warp */
-    int16_t low[2][16];                   /* subtracted, of this pass and the one before */
-    int end[2], from[2];                  /* of both groups: the ring's edge; where a walk starts */
+    uint16_t cost[2][EDGES];                    /* bits, by edge */
+    uint16_t walk[1 << (KD_GPU_FREE_BITS - 1)]; /* costs of the states looked at again */
+    uint8_t branch[2][1 << KD_GPU_FREE_BITS]; /* their branches, of a segment and the one before */
+    uint32_t target[2][256];                  /* of both tiles, as STEPS has them */
+    uint32_t least[KD_GPU_WORKERS / 32];      /* of each warp */
+    int16_t low[2][16];                       /* subtracted, of this pass and the one before */
+    int end[2], from[2]; /* of both tiles: the ring's edge; where a walk starts */
+    int64_t again;
     bool good[2];
 };
 
@@ -194,8 +198,9 @@ template <int BASE, bool MASKED> struct half_steps {
     static constexpr int MORE = BASE + MASKED;
     kd_h2 table[KD_GPU_ROWS][4];
 
-    KD_DEV void begin(const kd_gpu_search_args &a, float grid, int t)
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
     {
+        (void)level;
 #pragma unroll
         for (int n = 0; n < KD_GPU_ROWS; n++)
 #pragma unroll
@@ -235,11 +240,11 @@ template <int BASE, bool MASKED> struct half_steps {
 struct fine_steps {
     const int16_t *value;
 
-    KD_DEV void begin(const kd_gpu_search_args &a, float grid, int t)
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
     {
         (void)grid;
         (void)t;
-        value = a.value;
+        value = a.value + 65536 * level;
     }
     static KD_DEV uint32_t target_of(int w)
     {
@@ -310,32 +315,47 @@ KD_DEV void keep(const tile_shared<EDGES> *s, int from, int edges, int t, bool f
     }
 }
 
-/* The pass a group is in: `first` position, how many, and whether it is the second. */
+/* The pass a tile is in: which of the two, its first position, how many, and whether it is the
+ * second. */
 struct pass {
-    int group, first, count;
+    int which, first, count;
     bool second;
 };
 
-template <class STEPS, int BASE, bool MASKED, int TILES>
+/* The lowest edge among the cheapest, whose cost is m. */
+template <int EDGES>
+KD_DEV int cheapest(tile_shared<EDGES> *s, int from, int edges, uint32_t m, int t)
+{
+    uint32_t at = 0xffffu;
+
+    for (int e = t; e < edges; e += KD_GPU_WORKERS)
+        if ((s->cost[from][e] == m || m >= CAP) && at == 0xffffu) /* all at the cap: edge 0 */
+            at = (uint32_t)e;
+    at = kd_warp_min(at);
+    kd_sync_first<KD_GPU_WORKERS>(); /* all have read least[] */
+    if (t % 32 == 0)
+        s->least[t / 32] = at;
+    kd_sync_first<KD_GPU_WORKERS>();
+    return (int)least_of(s);
+}
+
+template <class STEPS, int BASE, bool MASKED>
 KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
                      tile_shared<(65536 >> BASE)> *s, pass q, int buffer, int t, uint16_t *kept)
 {
     constexpr int EDGES = 65536 >> BASE;
-    const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
+    uint32_t v = q.second ? CAPS : ZERO;
     int from = 0;
 
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-        uint32_t v = q.second ? CAPS : ZERO;
-        for (int e = t; e < EDGES / 8; e += KD_GPU_WORKERS)
-            *((uint4 *)s[i].cost[0] + e) = make_uint4(v, v, v, v);
-    }
+    for (int e = t; e < EDGES / 8; e += KD_GPU_WORKERS)
+        *((uint4 *)s->cost[0] + e) = make_uint4(v, v, v, v);
     kd_sync_first<KD_GPU_WORKERS>();
     if (q.second) {
-        if (t < TILES)
-            s[t].cost[0][s[t].end[q.group]] = 0x6400;
+        if (t == 0)
+            s->cost[0][s->end[q.which]] = 0x6400;
         kd_sync_first<KD_GPU_WORKERS>();
     }
+    int left = 0; /* positions to the next that is kept */
 #pragma unroll 1
     for (int i = 0; i < q.count; i++) {
         const int p = (q.first + i) & 255;
@@ -343,106 +363,150 @@ KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
                    track = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
         const int in = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p) : BASE,
                   out = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p + 1) : BASE;
-#pragma unroll
-        for (int k = 0; k < TILES; k++) {
-            kd_h2 low = kd_bits_h2(0);
-            if (fix) {
-                uint32_t m = least_of(s + k);
-                low = kd_bits_h2(kd_h2_bits(kd_h2_sub(kd_bits_h2(m * 0x10001u), kd_bits_h2(ZERO))));
-                if (t == 0)
-                    s[k].low[buffer][i / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
-            }
-            if (p % a.segment == 0 && (q.second || i >= a.seam))
-                keep(s + k, from, 65536 >> in, t, fix, low,
-                     kept + (2 * k + buffer) * room + (int64_t)(p / a.segment) * EDGES);
-            const uint32_t w = s[k].target[q.group][p];
-            if (fix)
-                steps.template run<true>(s + k, from, w, t, low, track, in, out);
-            else
-                steps.template run<false>(s + k, from, w, t, low, track, in, out);
+        kd_h2 low = kd_bits_h2(0);
+        if (fix) {
+            uint32_t m = least_of(s);
+            low = kd_bits_h2(kd_h2_bits(kd_h2_sub(kd_bits_h2(m * 0x10001u), kd_bits_h2(ZERO))));
+            if (t == 0)
+                s->low[buffer][i / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
         }
+        left = p == 0 ? 0 : left;
+        if (left == 0 && (q.second || i >= a.seam)) {
+            keep(s, from, 65536 >> in, t, fix, low, kept);
+            kept += EDGES;
+            left = a.segment;
+        }
+        left--;
+        const uint32_t w = s->target[q.which][p];
+        if (fix)
+            steps.template run<true>(s, from, w, t, low, track, in, out);
+        else
+            steps.template run<false>(s, from, w, t, low, track, in, out);
         from ^= 1;
         kd_sync_first<KD_GPU_WORKERS>();
     }
-#pragma unroll
-    for (int k = 0; k < TILES; k++) {
-        const uint32_t m = least_of(s + k);
-        if (t == 0)
-            s[k].low[buffer][q.count / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
-        if (q.second) {
-            if (t == 0) {
-                s[k].good[q.group] = s[k].good[q.group] && s[k].cost[from][s[k].end[q.group]] < CAP;
-                s[k].from[buffer] = s[k].end[q.group];
-            }
-            continue;
-        }
-        /* The lowest edge among the cheapest. */
-        const int edges = 65536 >> (MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)a.seam) : BASE);
-        uint32_t at = 0xffffu;
-        for (int e = t; e < edges; e += KD_GPU_WORKERS)
-            if (s[k].cost[from][e] == m && at == 0xffffu)
-                at = (uint32_t)e;
-        at = kd_warp_min(at);
-        kd_sync_first<KD_GPU_WORKERS>(); /* all have read least[] */
-        if (t % 32 == 0)
-            s[k].least[t / 32] = at;
-        kd_sync_first<KD_GPU_WORKERS>();
+    const uint32_t m = least_of(s);
+    if (t == 0)
+        s->low[buffer][q.count / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
+    if (q.second) {
         if (t == 0) {
-            s[k].from[buffer] = (int)least_of(s + k);
-            s[k].good[q.group] = m < CAP;
+            s->good[q.which] = s->good[q.which] && s->cost[from][s->end[q.which]] < CAP;
+            s->from[buffer] = s->end[q.which];
+        }
+        return;
+    }
+    const int edge = cheapest(
+        s, from, 65536 >> (MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)a.seam) : BASE), m, t);
+    if (t == 0) {
+        s->from[buffer] = edge;
+        s->good[q.which] = m < CAP;
+    }
+}
+
+/* The walk: what one position of a segment needs. */
+struct walk_step {
+    const uint16_t *kept; /* costs at the segment's beginning, its first position; else NULL */
+    unsigned kept_shift, kept_low;
+    unsigned free, known; /* bits above, and the bits below, of this position's states */
+    int w, low;           /* target; what was subtracted after the position */
+    float grid;
+};
+
+template <int EDGES>
+KD_DEV int walk_sum(const kd_gpu_search_args &a, const tile_shared<EDGES> *s, const walk_step &q,
+                    unsigned y)
+{
+    const unsigned state = y << (16 - q.free) | q.known;
+    unsigned cost;
+
+    if (q.kept) {
+        cost = kd_load_once(q.kept + (y << q.kept_shift | q.kept_low));
+        cost = cost < CAP ? cost - 0x6400u : (unsigned)KD_SEARCH_CAP;
+    } else {
+        cost = s->walk[y];
+    }
+    return kd_search_add((int)cost, (int)value_of(a.codebook, q.grid, state) - q.w);
+}
+
+/* The best of the 2^C branches into each of `edges` out-edges, the lowest among equals. */
+template <int C, int EDGES>
+KD_DEV void walk_position(const kd_gpu_search_args &a, tile_shared<EDGES> *s, const walk_step &q,
+                          unsigned edges, int lane, uint8_t *branch)
+{
+    constexpr unsigned BRANCHES = 1u << C, WARPS = KD_GPU_WALKERS / 32;
+
+    if constexpr (C <= 4) { /* a thread has all branches of an edge */
+#pragma unroll 1
+        for (unsigned x = (unsigned)lane; x < edges; x += KD_GPU_WALKERS) {
+            int best = KD_SEARCH_CAP + 1;
+            unsigned at = BRANCHES - 1;
+#pragma unroll
+            for (unsigned b = 0; b < BRANCHES; b++) {
+                int sum = walk_sum(a, s, q, b * edges + x);
+                at = sum < best ? b : at;
+                best = sum < best ? sum : best;
+            }
+            branch[x] = (uint8_t)at;
+            s->walk[x] = (uint16_t)(best < KD_SEARCH_CAP ? best - q.low : (int)KD_SEARCH_CAP);
+        }
+    } else { /* a warp has them */
+        for (unsigned x = (unsigned)lane / 32; x < edges; x += WARPS) {
+            unsigned best = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
+            for (unsigned b = (unsigned)lane % 32; b < BRANCHES; b += 32) {
+                unsigned sum = (unsigned)walk_sum(a, s, q, b * edges + x) << 8 | b;
+                best = sum < best ? sum : best;
+            }
+            best = kd_warp_min(best);
+            if (lane % 32 == 0) {
+                const int cost = (int)(best >> 8);
+                branch[x] = (uint8_t)best;
+                s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
+            }
         }
     }
 }
 
-/* One warp: one segment, positions first..last, back from the out-edge of `last`; the in-edge of
- * `first`. A state of position p that leads to `edge` has the bits of edge below and `free` bits
- * above, which number it. */
-template <class STEPS, int EDGES>
-KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, const kd_search_grid &grid,
-                             tile_shared<EDGES> *s, const uint16_t *kept, int group, int buffer,
-                             int pass_first, int first, int last, unsigned edge, int lane,
-                             uint16_t *states)
+/* One segment, positions first..last, back from the out-edge of `last`; the in-edge of `first`. A
+ * state of position p that leads to `edge` has the bits of edge below and `free` bits above, which
+ * number it. */
+template <class STEPS, int BASE, bool MASKED, int EDGES>
+KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
+                             const uint16_t *kept, pass q, int buffer, int first, int last,
+                             unsigned edge, int lane, uint16_t *states)
 {
     const unsigned end = kd_rate_bits_at(a.rate, (unsigned)last + 1),
                    begin = kd_rate_bits_at(a.rate, (unsigned)first);
+    uint8_t *branch = s->branch[first / a.segment % 2];
     unsigned free = 0, base = 0;
 
     for (int p = first; p <= last; p++)
         free += kd_rate_bits_at(a.rate, (unsigned)p + 1);
-    const unsigned all = free, in_low = edge >> (free - end + begin);
-    for (unsigned y = (unsigned)lane; y < 1u << free; y += 32) {
-        unsigned c = kd_load_once(kept + (y << (16 - free - begin) | in_low));
-        s->walk[y] = (uint16_t)(c < CAP ? c - 0x6400u : (unsigned)KD_SEARCH_CAP);
-    }
+    const unsigned all = free;
     for (int p = first; p <= last; p++) {
-        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1), edges = 1u << (free - c),
-                       known = edge >> (free - end);
-        const int w = STEPS::target_back(s->target[group][p]), i = (p - pass_first) & 255;
-        const int low =
-            i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 ? s->low[buffer][i / KD_SEARCH_LOWER] : 0;
-        kd_sync_warp();
-        for (unsigned x = (unsigned)lane; x < edges; x += 32) {
-            int best = KD_SEARCH_CAP + 1;
-            unsigned at = (1u << c) - 1;
-            for (unsigned b = 0; b < 1u << c; b++) {
-                unsigned y = b * edges + x, state = y << (16 - free) | known;
-                int sum =
-                    kd_search_add(s->walk[y], (int)value_of(a.codebook, grid.grid, state) - w);
-                at = sum < best ? b : at;
-                best = sum < best ? sum : best;
-            }
-            s->branch[base + x] = (uint8_t)at;
-            s->walk[x] = (uint16_t)(best < KD_SEARCH_CAP ? best - low : (int)KD_SEARCH_CAP);
-        }
+        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1), edges = 1u << (free - c);
+        const int i = (p - q.first) & 255;
+        const walk_step k = {
+            p == first ? kept : nullptr,
+            16 - all - begin,
+            edge >> (all - end + begin),
+            free,
+            edge >> (free - end),
+            STEPS::target_back(s->target[q.which][p]),
+            i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 ? s->low[buffer][i / KD_SEARCH_LOWER] : 0,
+            grid};
+        if (!MASKED || c == BASE)
+            walk_position<BASE>(a, s, k, edges, lane, branch + base);
+        else
+            walk_position<BASE + MASKED>(a, s, k, edges, lane, branch + base);
+        kd_sync_last<KD_GPU_WALKERS>();
         base += edges;
         free -= c;
     }
-    kd_sync_warp();
     unsigned x = 0;
     for (int p = last; p >= first; p--) {
         const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1);
         base -= 1u << free;
-        x |= (unsigned)s->branch[base + x] << free;
+        x |= (unsigned)branch[base + x] << free;
         free += c;
         if (states && lane == 0)
             states[p] = (uint16_t)(x << (16 - free) | edge >> (free - end));
@@ -450,79 +514,136 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, const kd_search_grid &
     return (x << (16 - all) | edge >> (all - end)) >> begin;
 }
 
-/* One warp walks back through a pass of one tile; the in-edge of position 0. */
-template <class STEPS, int EDGES>
-KD_DEV unsigned walk(const kd_gpu_search_args &a, const kd_search_grid &grid, tile_shared<EDGES> *s,
+/* Back through a pass of one tile; the in-edge of position 0. */
+template <class STEPS, int BASE, bool MASKED, int EDGES>
+KD_DEV unsigned walk(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
                      const uint16_t *kept, pass q, int buffer, int lane, uint16_t *states)
 {
     unsigned edge = (unsigned)s->from[buffer];
 
     for (int end = q.second ? 256 : a.seam; end > 0;) {
         int first = (end - 1) / a.segment * a.segment;
-        edge = walk_segment<STEPS>(a, grid, s, kept + (int64_t)(first / a.segment) * EDGES, q.group,
-                                   buffer, q.first, first, end - 1, edge, lane, states);
-        kd_sync_warp();
+        edge = walk_segment<STEPS, BASE, MASKED>(a, grid, s,
+                                                 kept + (int64_t)(first / a.segment) * EDGES, q,
+                                                 buffer, first, end - 1, edge, lane, states);
         end = first;
     }
     return edge;
 }
 
-} // namespace kd_trellis
-
-/* Blocks of KD_GPU_WORKERS + 32 * TILES threads, kd_gpu_search_shared() bytes. Tile i of a launch
- * belongs to group i / TILES, group g to block g % blocks. */
-template <class STEPS, int BASE, bool MASKED, int TILES>
-KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + 32 * TILES, 1) kd_gpu_search_tiles(kd_gpu_search_args a)
+/* A block's tiles on one grid: number i of `mine` is list[i * blocks], or tile block + i * blocks.
+ */
+KD_DEV int64_t tile_at(const uint32_t *list, int64_t i)
 {
-    using namespace kd_trellis;
-    constexpr int EDGES = 65536 >> BASE;
-    KD_SHARED(memory);
-    tile_shared<EDGES> *s = (tile_shared<EDGES> *)memory;
-    const int t = kd_thread();
-    const bool worker = t < KD_GPU_WORKERS;
-    const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, 0);
-    STEPS steps;
-    uint16_t *kept = a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment, TILES);
-    const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
-    const int64_t groups = (a.tiles + TILES - 1) / TILES,
-                  mine = (groups - kd_block() + kd_blocks() - 1) / kd_blocks();
-    const int64_t passes = (mine + 1) / 2 * 4;
+    return list ? list[i * kd_blocks()] : kd_block() + i * kd_blocks();
+}
 
-    if (worker)
-        steps.begin(a, grid.grid, t);
-    /* Pass number n: pair of groups n / 4, group n % 2 of it, second pass when n & 2. */
-    for (int64_t n = 0; n <= passes; n++) {
-        const int64_t at = worker ? n : n - 1, local = at / 4 * 2 + (at & 1);
-        const int64_t tile0 = (kd_block() + local * kd_blocks()) * TILES;
-        const bool second = (at & 2) != 0;
-        const pass q = {(int)(at & 1), second ? 0 : 256 - a.seam, second ? 256 : 2 * a.seam,
-                        second};
+/* Pass number n of 0..passes: pair of tiles n / 4, tile n % 2 of it, the second pass when n & 2.
+ * Walkers are one pass behind. Everything here is the same for all of a warp, so the two have loops
+ * of their own. */
+KD_DEV pass pass_at(const kd_gpu_search_args &a, int64_t n)
+{
+    const bool second = (n & 2) != 0;
+    return {(int)(n & 1), second ? 0 : 256 - a.seam, second ? 256 : 2 * a.seam, second};
+}
 
-        if (at >= 0 && at < passes && local < mine) {
-            if (worker) {
-                if (!second) {
-                    for (int i = t; i < 256 * TILES; i += KD_GPU_WORKERS) {
-                        int64_t tile = tile0 + i / 256 < a.tiles ? tile0 + i / 256 : tile0;
-                        int w = kd_search_target(grid, a.target[256 * tile + i % 256]);
-                        s[i / 256].target[q.group][i % 256] = STEPS::target_of(w);
-                    }
-                }
-                run_pass<STEPS, BASE, MASKED, TILES>(a, steps, s, q, (int)(at & 1), t, kept);
-            } else {
-                const int k = (t - KD_GPU_WORKERS) / 32, lane = t % 32;
-                const int64_t tile = tile0 + k;
-                const bool real = tile < a.tiles;
-                uint16_t *states = second && real ? a.states + 256 * tile : nullptr;
-                unsigned edge = walk<STEPS>(a, grid, s + k, kept + (2 * k + (at & 1)) * room, q,
-                                            (int)(at & 1), lane, states);
-                if (lane == 0 && !second)
-                    s[k].end[q.group] = (int)edge;
-                if (lane == 0 && second && real)
-                    a.good[tile] = s[k].good[q.group];
-            }
+template <class STEPS, int BASE, bool MASKED>
+KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
+                        tile_shared<(65536 >> BASE)> *s, const kd_search_grid &grid,
+                        const uint32_t *list, int64_t mine, int t)
+{
+    const int64_t passes = (mine + 1) / 2 * 4, room = kd_gpu_search_pass(a.rate, a.segment);
+    uint16_t *kept = a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment);
+
+#pragma unroll 1
+    for (int64_t n = 0; n < passes; n++) {
+        const int64_t i = n / 4 * 2 + (n & 1);
+        if (i < mine) {
+            const pass q = pass_at(a, n);
+            if (!q.second && t < 256)
+                s->target[q.which][t] =
+                    STEPS::target_of(kd_search_target(grid, a.target[256 * tile_at(list, i) + t]));
+            run_pass<STEPS, BASE, MASKED>(a, steps, s, q, (int)(n & 1), t, kept + (n & 1) * room);
         }
         kd_sync_block();
     }
+    kd_sync_block();
+}
+
+template <class STEPS, int BASE, bool MASKED>
+KD_DEV void run_walkers(const kd_gpu_search_args &a, tile_shared<(65536 >> BASE)> *s, float grid,
+                        const uint32_t *list, int64_t mine, int lane)
+{
+    const int64_t passes = (mine + 1) / 2 * 4, room = kd_gpu_search_pass(a.rate, a.segment);
+    const uint16_t *kept = a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment);
+
+    kd_sync_block();
+#pragma unroll 1
+    for (int64_t n = 0; n < passes; n++) {
+        const int64_t i = n / 4 * 2 + (n & 1);
+        if (i < mine) {
+            const int64_t tile = tile_at(list, i);
+            const pass q = pass_at(a, n);
+            unsigned edge =
+                walk<STEPS, BASE, MASKED>(a, grid, s, kept + (n & 1) * room, q, (int)(n & 1), lane,
+                                          q.second ? a.states + 256 * tile : nullptr);
+            if (lane == 0 && !q.second)
+                s->end[q.which] = (int)edge;
+            if (lane == 0 && q.second)
+                a.good[tile] = s->good[q.which];
+        }
+        kd_sync_block();
+    }
+}
+
+} // namespace kd_trellis
+
+/* Blocks of KD_GPU_WORKERS + KD_GPU_WALKERS threads, kd_gpu_search_shared() bytes. */
+template <class STEPS, int BASE, bool MASKED>
+KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
+    kd_gpu_search_tiles(kd_gpu_search_args a)
+{
+    using namespace kd_trellis;
+    KD_SHARED(memory);
+    tile_shared<(65536 >> BASE)> *s = (tile_shared<(65536 >> BASE)> *)memory;
+    const int t = kd_thread();
+    uint32_t *again = a.again + kd_block();
+    int64_t mine = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
+    STEPS steps;
+
+    for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
+        const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
+        const uint32_t *list = level ? again : nullptr;
+        if (t < KD_GPU_WORKERS) {
+            steps.begin(a, grid.grid, level, t);
+            run_workers<STEPS, BASE, MASKED>(a, steps, s, grid, list, mine, t);
+        } else {
+            run_walkers<STEPS, BASE, MASKED>(a, s, grid.grid, list, mine, t - KD_GPU_WORKERS);
+        }
+        if (t == 0) {
+            int64_t bad = 0;
+            for (int64_t i = 0; i < mine; i++) {
+                uint32_t tile =
+                    level ? again[i * kd_blocks()] : (uint32_t)(kd_block() + i * kd_blocks());
+                if (a.good[tile])
+                    continue;
+                again[bad++ * kd_blocks()] = tile;
+                if (level + 1 == KD_SEARCH_LEVELS) /* no path: the ring is not closed by itself */
+                    kd_ring_close(a.rate, a.states + 256 * (int64_t)tile);
+            }
+            s->again = bad;
+        }
+        kd_sync_block();
+        mine = s->again;
+        kd_sync_block(); /* shared memory is used anew */
+    }
+}
+
+/* Bytes of shared memory. */
+static inline int64_t kd_gpu_search_shared(struct kd_rate r)
+{
+    using namespace kd_trellis;
+    return (int64_t)sizeof(tile_shared<8>) + 4 * (int64_t)((65536 >> r.base) - 8);
 }
 
 #endif

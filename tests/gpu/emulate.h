@@ -20,6 +20,7 @@
 #define KD_DEV    inline
 #define KD_KERNEL static
 #define KD_BOUNDS(threads, blocks)
+#define KD_ARGS const
 #define KD_SHARED(name) unsigned char *name = kd_emulated.shared
 
 struct uint2 {
@@ -128,6 +129,9 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
         }
     }
 }
+
+#define KD_LAUNCH(kernel, blocks, threads, shared, stream, ...)                                    \
+    kd_emulate((int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); })
 
 KD_DEV int kd_thread(void)
 {

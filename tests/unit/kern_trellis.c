@@ -1,7 +1,7 @@
 /* The trellis search: the reference's states on every instruction set for every rate, codebook and
  * seam, on ordinary and extreme targets. */
 #include "base/mem.h"
-#include "kern/exl3_ring.h"
+#include "num/exl3_ring.h"
 #include "unit/kern_util.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
  * on which luck alone makes half a percent. */
 #include "base/mem.h"
 #include "base/pool.h"
-#include "kern/exl3_ring.h"
+#include "num/exl3_ring.h"
 #include "kern/trellis_scratch.h"
 #include "unit/kern_util.h"
 

@@ -1,6 +1,6 @@
 /* EXL3 tiles in plain C: decoding and the trellis search that defines the bytes of every
  * conversion. Other instruction sets and devices must equal this file bit for bit. */
-#include "kern/exl3_ring.h"
+#include "num/exl3_ring.h"
 #include "kern/exl3_sets.h"
 #include "kern/trellis_scratch.h"
 

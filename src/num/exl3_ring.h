@@ -1,20 +1,21 @@
 /* The ring of a tile: 16-position-periodic symbol lengths, 16-bit windows (docs/formats/exl3.md).
  * Tiles are multiples of 2 bytes; the halves of each 32-bit word are swapped, and a last half word
  * without a partner stays where it is. */
-#ifndef KD_KERN_EXL3_RING_H
-#define KD_KERN_EXL3_RING_H
+#ifndef KD_NUM_EXL3_RING_H
+#define KD_NUM_EXL3_RING_H
 
 #include "num/trellis_step.h"
 
 /* The 16 bits of the stream from bit 16*u on. halves = 16-bit words of the tile. */
-static inline unsigned kd_ring_half(const uint8_t *tile, unsigned halves, unsigned u)
+KD_HD static inline unsigned kd_ring_half(const uint8_t *tile, unsigned halves, unsigned u)
 {
     unsigned at = u + 1 == halves && (halves & 1u) ? u : u ^ 1u;
     return tile[2 * at] | (unsigned)tile[2 * at + 1] << 8;
 }
 
 /* States of all 256 positions. */
-static inline void kd_ring_states(const uint8_t *tile, struct kd_rate rate, uint16_t states[256])
+KD_HD static inline void kd_ring_states(const uint8_t *tile, struct kd_rate rate,
+                                        uint16_t states[256])
 {
     unsigned halves = kd_rate_to16(rate), end = 0;
 
@@ -28,7 +29,7 @@ static inline void kd_ring_states(const uint8_t *tile, struct kd_rate rate, uint
 }
 
 /* Makes the states agree with the ring of their own symbols (the low bits of each). */
-static inline void kd_ring_close(struct kd_rate rate, uint16_t states[256])
+KD_HD static inline void kd_ring_close(struct kd_rate rate, uint16_t states[256])
 {
     unsigned s = 0;
 
@@ -41,7 +42,8 @@ static inline void kd_ring_close(struct kd_rate rate, uint16_t states[256])
 }
 
 /* Writes the tile of kd_rate_tile_bytes(rate) bytes from states or bare symbols. */
-static inline void kd_ring_pack(struct kd_rate rate, const uint16_t states[256], uint8_t *tile)
+KD_HD static inline void kd_ring_pack(struct kd_rate rate, const uint16_t states[256],
+                                      uint8_t *tile)
 {
     unsigned halves = kd_rate_to16(rate), u = 0, have = 0;
     uint32_t bits = 0;
