@@ -104,17 +104,20 @@ static int run(int argc, const char **argv, struct kd_err *err)
 }
 
 static const char details[] =
-    "MODEL and SRC are hf:owner/name[@revision], https addresses or local folders; of remote ones "
-    "only the heads of the shards and the chosen experts' bytes are fetched: some 8 GB for 300 "
-    "experts "
-    "of K3, not 2 TB.\n\n"
+    "MODEL and SRC are hf:owner/name[@revision][/folder], https addresses or local: safetensors, "
+    "EXL3 or GGUF, also split or chopped. Of remote ones only the heads and the chosen experts' "
+    "bytes are fetched: some 8 GB for 300 experts of K3, not 2 TB.\n\n"
     "The exit code is 3 when an expert is bad. With a receipt (kondense.json, as convert writes "
-    "it) "
-    "that is one whose error differs from the receipt's; without, one over --limit.";
+    "it) that is one whose error differs from the receipt's; without, one over --limit.";
 
 const struct kd_cmd kd_cmd_audit = {
-    "audit", "hold random experts of anybody's quantized model against its source",
-    "MODEL", "kondense audit hf:somebody/K3-2.3bpw --of hf:moonshotai/Kimi-K3 -n 300",
-    opts,    1,
-    1,       run,
+    "audit",
+    "hold random experts of anybody's quantized model against its source",
+    "MODEL",
+    "kondense audit hf:somebody/K3-2.3bpw --of hf:moonshotai/Kimi-K3 -n 300\n"
+    "kondense audit hf:unsloth/Kimi-K3-GGUF/UD-IQ1_S --of hf:moonshotai/Kimi-K3 -n 300",
+    opts,
+    1,
+    1,
+    run,
     details};

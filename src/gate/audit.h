@@ -1,6 +1,7 @@
 /* Random experts of a quantized model held against its source, by byte range: of both, only the
- * heads of their shards and the bytes of the chosen experts are read. Each expert's three matrices
- * are decoded into the original basis; its relative error is |Wq - W| / |W| over all three.
+ * heads of their files and the bytes of the chosen experts are read. Either may be safetensors
+ * (EXL3 and MXFP4 too) or a GGUF. Each expert's three matrices are decoded into the original basis;
+ * its relative error is |Wq - W| / |W| over all three.
  *
  * With a receipt (kondense.json), an expert is bad when a matrix's error is not the one that the
  * receipt says (within `tolerance` of it); without, when its error is over `limit`, or, when no
@@ -29,7 +30,7 @@ struct kd_audit_plan {
 
 struct kd_audit_expert {
     int64_t layer, expert;
-    double rel, rel_of[3], k; /* of w1, w3, w2; bits a weight of the codes */
+    double rel, rel_of[3], k; /* of w1, w3, w2; bits a weight of the codes (GGUF: of blocks) */
     double said[3];           /* by the receipt; < 0: nothing */
     bool bad;
 };

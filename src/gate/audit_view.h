@@ -5,18 +5,23 @@
 #include "fmt/ckpt.h"
 #include "net/source.h"
 
+struct kd_heads;
+
 struct kd_view {
     struct kd_source *src;
-    struct kd_ckpt *ck;
-    char dir[4096];    /* of a remote one: config.json and files with holes */
-    int64_t all_bytes; /* of its weight files */
+    struct kd_ckpt *ck;     /* of a GGUF from kd_view_open on, else from kd_view_take on */
+    struct kd_heads *heads; /* of a remote GGUF */
+    struct kd_json *json;   /* config.json, where there is one */
+    char dir[4096];         /* of a remote one: config.json and files with holes */
+    int64_t all_bytes;      /* of its weight files */
 };
 
-/* Opens the source and, where it is remote, brings config.json into dir. */
+/* Opens the source. Of a remote one, config.json or a GGUF's heads come into dir; a local GGUF is
+ * opened where it is. */
 int kd_view_open(struct kd_view *v, const char *where, const struct kd_source_opts *opts,
                  const char *dir, struct kd_err *err) KD_MUST;
-/* The parsed config.json; the caller frees it. */
-int kd_view_config(struct kd_view *v, struct kd_json **config, struct kd_err *err) KD_MUST;
+/* The view's own. */
+int kd_view_config(struct kd_view *v, const struct kd_json **config, struct kd_err *err) KD_MUST;
 /* Brings the bytes of experts for which chosen(ctx, layer, expert) holds, and opens v->ck. */
 int kd_view_take(struct kd_view *v, bool (*chosen)(void *ctx, int64_t layer, int64_t expert),
                  void *ctx, struct kd_err *err) KD_MUST;

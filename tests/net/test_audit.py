@@ -10,6 +10,8 @@ import sys
 import tempfile
 
 from range_server import RangeServer
+from slice_check import Gguf
+from test_slice import k3_head
 
 KONDENSE = os.environ["KONDENSE"]
 ROOT = pathlib.Path(os.environ.get("KONDENSE_TEST_ROOT", pathlib.Path(__file__).resolve().parents[2]))
@@ -48,6 +50,65 @@ def damage(folder, name, size):
             p.write_bytes(b)
             return
     raise AssertionError(name)
+
+
+def gguf(s, d, env):
+    """Models in GGUF: split, chopped, of other types; one damaged slab; a whole K3 from a server that computes it."""
+    run("convert", d / "src", d / "split", "--to", "gguf", "--split-size", "300K", "--quiet")
+    assert len(list((d / "split").glob("*.gguf"))) > 3
+    s.add_folder("/split", d / "split")
+    text = run("audit", s.url + "/split", "--of", "hf:o/src", "-n", 99, "--json", d / "g.json", **env)
+    a = json.loads((d / "g.json").read_text())
+    assert a["bad"] == 0 and a["largest"] == 0 and not a["receipt"] and a["population"] == 16, a
+    assert all(abs(e["bits"] - 4.25) < 1e-9 for e in a["sample"]) and "no receipt" in text, a
+    part = next((d / "split").glob("*-00002-of-*"))
+    run("audit", part, "--of", d / "split", "-n", 3, says="largest 0.0000", **env)
+
+    # Another type, in pieces; the same from its folder; a receipt that lies beside it is not its own.
+    run("slice", d / "split", d / "q1.gguf", "--requant", "Q1_0", "-q")
+    data = (d / "q1.gguf").read_bytes()
+    (d / "pieces").mkdir()
+    for i in range(3):
+        (d / ("pieces/q1.gguf.part%dof3" % (i + 1))).write_bytes(data[i * 70001:(i + 1) * 70001 if i < 2 else None])
+    shutil.copy(d / "q/kondense.json", d / "pieces")
+    s.add_folder("/pieces", d / "pieces")
+    for name in s.url + "/pieces", d / "pieces", d / "pieces/q1.gguf.part2of3", d / "q1.gguf":
+        run("audit", name, "--of", d / "src", "-n", 6, "--seed", 4, "--json", d / "h.json", **env)
+        h = json.loads((d / "h.json").read_text())
+        assert h["bad"] == 0 and 0.5 < h["median"] < 0.7 and not h["receipt"], h
+        a = a if name != s.url + "/pieces" else h
+        assert h["sample"] == a["sample"] and h["sample"][0]["bits"] == 1.125, (name, h)
+
+    # The last expert of the last layer's up projection: its slab ends at a known place.
+    g = Gguf(d / "q1.gguf", places=True)
+    at, size = g.places["blk.2.ffn_up_exps.weight"]
+    bad = bytearray(data)
+    for i in range(at + size - size // 8, at + size, 18):
+        bad[i + 2:i + 18] = bytes(x ^ 0xff for x in bad[i + 2:i + 18])
+    (d / "bad.gguf").write_bytes(bad)
+    s.add("/one/bad.gguf", bytes(bad))
+    for name in s.url + "/one/bad.gguf", d / "bad.gguf":
+        run("audit", name, "--of", "hf:o/src", "-n", 99, rc=3, says="layer 2 expert 7: error", **env)
+
+    # Of 594 GB, the head and the slabs of two experts.
+    head, size = k3_head()
+    s.add_computed("/K3-UD-IQ1_S.gguf", size=len(head) + size, seed=1, head=head)
+    run("audit", s.url + "/K3-UD-IQ1_S.gguf", "--of", s.url + "/K3-UD-IQ1_S.gguf", "-n", 2, "--json", d / "k.json", **env)
+    k = json.loads((d / "k.json").read_text())
+    assert k["population"] == 92 * 896 and k["largest"] == 0 and k["sample"][0]["bits"] == 1.5625, k
+    assert 6 * 2150400 < k["model_bytes_fetched"] <= 6 * 2150400 + 2 * (len(head) + (1 << 20)), (k, len(head))
+
+    # What is refused.
+    run("audit", s.url + "/split", "--of", d / "nothing", rc=1, says="is not there", **env)
+    s.add_folder("/two", d / "pieces")
+    s.add("/two/other.gguf", data)
+    run("audit", s.url + "/two", "--of", d / "src", rc=1, says="more than one model", **env)
+    s.add("/cut/q1.gguf", data[:-100])
+    run("audit", s.url + "/cut/q1.gguf", "--of", d / "src", rc=1, says="cut short", **env)
+    s.fault("/one/*", "off-by-one", None, after=1)
+    run("audit", s.url + "/one/bad.gguf", "--of", d / "src", rc=1, **env)
+    s.faults.clear()
+    assert not list((d / "tmp").iterdir())
 
 
 def main():
@@ -89,6 +150,8 @@ def main():
         run("audit", d / "bad", "--of", d / "src", "-n", 99, rc=3, says="no receipt", **env)
         run("audit", d / "q", "--of", d / "src", "-n", 4, "--limit", 0.01, rc=3, says="4 of 4", **env)
         text = run("audit", d / "src", "--of", d / "src", "-n", 99, says="largest 0.0000", **env)
+
+        gguf(s, d, env)
 
         # What is refused.
         run("audit", d / "q", rc=2, says="--of")
