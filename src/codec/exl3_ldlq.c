@@ -132,6 +132,8 @@ int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_e
     int64_t n = q->n, items = (n / KD_TILE + KD_EXL3_GROUP - 1) / KD_EXL3_GROUP;
     struct ldlq_job j = {.q = q, .feedback = feedback};
     int rc = -1;
+    if (q->device)
+        return kd_exl3_device_ldlq(q, feedback, mse, err);
     if (kd_mem_new(&j.e, KD_LDLQ_SPAN * n, sizeof *j.e, "LDLQ errors", err) ||
         kd_mem_new(&j.part, items, sizeof *j.part, "LDLQ errors", err))
         goto out;

@@ -60,8 +60,17 @@ static void scale_item(void *ctx, int64_t item, int worker)
 }
 
 /* Mean squared error of each point, in units of the samples. */
-static void try_points(struct scale_job *j, int points, double mse[POINTS_MAX])
+static int try_points(struct scale_job *j, int points, double mse[POINTS_MAX], struct kd_err *err)
 {
+    if (j->q->device) {
+        struct kd_gpu_scale s = {.sample = j->samples,
+                                 .tiles = j->tiles,
+                                 .stride = j->stride,
+                                 .points = points,
+                                 .scale = j->scale,
+                                 .sum = mse};
+        return kd_gpu_tensor_scale(j->q->device, &s, err);
+    }
     int64_t tiles = (j->tiles + j->stride - 1) / j->stride;
     j->groups = (tiles + KD_EXL3_GROUP - 1) / KD_EXL3_GROUP;
     kd_pool_run(j->q->run->pool, points * j->groups, scale_item, j);
@@ -70,6 +79,7 @@ static void try_points(struct scale_job *j, int points, double mse[POINTS_MAX])
         for (int64_t g = 0; g < j->groups; g++)
             mse[i] += j->part[i * j->groups + g];
     }
+    return 0;
 }
 
 static void set_points(struct scale_job *j, double centre, double step, int points)
@@ -89,28 +99,34 @@ static double parabola(const double mse[3], double limit)
 }
 
 /* Points around `centre`, then the parabola through the best of them and its neighbours. */
-static double best_of(struct scale_job *j, double centre, double step, int points)
+static int best_of(struct scale_job *j, double centre, double step, int points, double *best,
+                   struct kd_err *err)
 {
     double mse[POINTS_MAX];
     int at = 0;
     set_points(j, centre, step, points);
-    try_points(j, points, mse);
+    if (try_points(j, points, mse, err))
+        return -1;
     for (int i = 1; i < points; i++)
         if (mse[i] < mse[at])
             at = i;
-    double best = j->scale[at];
+    *best = j->scale[at];
     if (at > 0 && at + 1 < points)
-        best += step * parabola(mse + at - 1, 0.5);
-    return best < SCALE_MIN ? SCALE_MIN : best;
+        *best += step * parabola(mse + at - 1, 0.5);
+    if (*best < SCALE_MIN)
+        *best = SCALE_MIN;
+    return 0;
 }
 
 /* Three points of a small sample: so far apart that the sample's noise moves the minimum little. */
-static double small_best(struct scale_job *j, double centre)
+static int small_best(struct scale_job *j, double centre, double *best, struct kd_err *err)
 {
     double mse[POINTS_MAX], step = 0.12 * centre;
     set_points(j, centre, step, 3);
-    try_points(j, 3, mse);
-    return centre + step * parabola(mse, 1.0);
+    if (try_points(j, 3, mse, err))
+        return -1;
+    *best = centre + step * parabola(mse, 1.0);
+    return 0;
 }
 
 static void take_tile(const struct kd_exl3_work *q, int64_t tk, int64_t tn, double drift,
@@ -197,14 +213,14 @@ int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, st
     j.samples = samples;
     if (full) {
         /* 0.1 to 1.9 in units of 4.7, whose rows have the standard deviation of 3INST. */
+        double coarse;
         j.stride = 3;
-        double coarse = best_of(&j, 1.1 * other_books, 0.2 * other_books, 10);
+        rc = best_of(&j, 1.1 * other_books, 0.2 * other_books, 10, &coarse, err);
         j.stride = 1;
-        *scale = best_of(&j, coarse, 0.075 * other_books, 5);
+        rc = rc || best_of(&j, coarse, 0.075 * other_books, 5, scale, err) ? -1 : 0;
     } else {
-        *scale = small_best(&j, kd_exl3_unit_scale(q->spec->rate, q->spec->cb) / drift);
+        rc = small_best(&j, kd_exl3_unit_scale(q->spec->rate, q->spec->cb) / drift, scale, err);
     }
-    rc = 0;
 out:
     kd_mem_free(pick);
     kd_mem_free(energy);

@@ -5,6 +5,7 @@
 #define KD_CODEC_EXL3_WORK_H
 
 #include "codec/quant.h"
+#include "gpu/encode.h"
 
 enum { KD_HAD = 128, KD_LDLQ_SPAN = 128 };
 
@@ -26,6 +27,7 @@ struct kd_exl3_work {
     float *targets;        /* GROUP tiles a worker, ring order */
     uint16_t *states;      /* likewise */
     uint8_t *codes;
+    struct kd_gpu_tensor *device; /* NULL: searches run here */
 };
 
 /* Most tiles of one item of work. */
@@ -62,6 +64,11 @@ int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_e
 /* One search for `tiles` (at most KD_EXL3_GROUP) tiles in ring order. */
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states);
+
+/* exl3_device.c: the same on a device. */
+int kd_exl3_device_open(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
+int kd_exl3_device_ldlq(struct kd_exl3_work *q, bool feedback, double *mse,
+                        struct kd_err *err) KD_MUST;
 
 /* exl3_scale.c: the factor for q->t (rotated, unit variance). */
 int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale,

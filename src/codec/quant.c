@@ -30,6 +30,7 @@ static int check(const struct kd_mat *w, const struct kd_hess *h, const struct k
 
 static void work_release(struct kd_exl3_work *q)
 {
+    kd_gpu_tensor_close(q->device);
     for (int i = 0; q->search_scratch && i < kd_pool_threads(q->run->pool); i++)
         kd_mem_free(q->search_scratch[i]);
     kd_mem_free(q->search_scratch);
@@ -50,6 +51,8 @@ static int work_open(struct kd_exl3_work *q, struct kd_err *err)
     int64_t threads = kd_pool_threads(q->run->pool),
             group = threads * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
     bool square = q->h && (q->spec->recipe.feedback || q->spec->recipe.refit);
+    if (q->run->encoder)
+        threads = group = 0; /* searches run there */
     if (kd_mem_new(&q->w, q->k * q->n, sizeof *q->w, what, err) ||
         kd_mem_new(&q->t, q->k * q->n, sizeof *q->t, what, err) ||
         kd_mem_new(&q->r, q->k * q->n, sizeof *q->r, what, err) ||
@@ -72,7 +75,7 @@ static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_er
     const struct kd_recipe *recipe = &q->spec->recipe;
     double drift = 1.0, scale = (double)q->spec->scale_hint;
     bool feedback = q->h && recipe->feedback && !q->zero;
-    if (kd_exl3_scales(q, err))
+    if (kd_exl3_device_open(q, err) || kd_exl3_scales(q, err))
         return -1;
     if (feedback) {
         if (kd_exl3_make_l(q, &out->cholesky_tries, err))

@@ -1,0 +1,777 @@
+/* Encoding on devices: tensors and their memory, and one thread a device that searches the tiles of
+ * all tensors in rounds. A round is queued while the one before it runs, so the host never stands
+ * between two rounds; a job joins with the next round that is queued and leaves with its last. */
+extern "C" {
+#include "gpu/encode.h"
+}
+
+#include "gpu/encode.cuh"
+#include "gpu/search.cuh"
+#include "gpu/tn.cuh"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    ROUNDS = 2,          /* queued at once */
+    ROUND_TILES = 32768, /* tiles of one round at most, unless one row of tiles has more */
+    SCALE_ITEMS = 512,   /* of one scale search in one round */
+    STAMPS = 4,          /* events of a round */
+    RESERVE = 512 << 20, /* device memory for searches and rounds */
+    TARGETS_SHARED = (KD_ENCODE_SPAN * KD_TILE + KD_TILE * (KD_ENCODE_COLUMNS + 1)) * 4,
+    VALUES_SHARED =
+        KD_ENCODE_GROUP * KD_TILE_WEIGHTS * (8 + 2) + KD_TILE * (KD_ENCODE_GROUP * KD_TILE + 1) * 4
+};
+
+struct kd_encode_job {
+    struct kd_encode_job *next;
+    struct kd_gpu_tensor *t;
+    bool scale, feedback, done;
+    int64_t row; /* LDLQ: of the next row of tiles */
+    struct kd_encode_part part;
+    int64_t items; /* scale search: all of them */
+    int rc;
+};
+
+struct kd_encode_turn {
+    cudaEvent_t stamp[STAMPS];
+    struct kd_encode_job *last; /* jobs that end with it */
+    int64_t tiles;
+};
+
+struct kd_encode_device {
+    struct kd_gpu *gpu;
+    struct kd_gpu_encoder *owner;
+    pthread_t thread;
+    pthread_cond_t work, room; /* news for the thread; memory was given back */
+    bool started;
+    int open;                                      /* tensors on it or waiting for it */
+    int64_t budget, used, used_most, turn, ticket; /* memory; who waits gets it in order */
+    struct kd_encode_job *queue, *active;
+    struct kd_encode_turn turn_of[ROUNDS];
+    int64_t made, ended; /* rounds */
+    float *target;
+    uint16_t *states;
+    int64_t room_tiles;
+    bool failed;
+    struct kd_err why;
+    int64_t tiles;
+    double seconds[3];
+};
+
+struct kd_gpu_encoder {
+    pthread_mutex_t lock;
+    pthread_cond_t done; /* some job */
+    bool stop;
+    int count;
+    struct kd_encode_device dev[KD_GPU_ENCODE_DEVICES];
+};
+
+struct kd_gpu_tensor {
+    struct kd_encode_device *dev;
+    struct kd_gpu_tensor_shape shape;
+    cudaStream_t stream;
+    int64_t bytes;
+    unsigned char *memory;
+    float *l, *r, *t, *e, *sample;
+    uint8_t *codes;
+    double *sum, *scale;
+};
+
+static int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the rounds ---- */
+
+static bool same_search(const struct kd_encode_job *a, const struct kd_encode_job *b)
+{
+    const struct kd_encode_part *p = &a->part, *q = &b->part;
+    return kd_rate_to16(p->rate) == kd_rate_to16(q->rate) && p->cb == q->cb &&
+           a->t->shape.seam == b->t->shape.seam;
+}
+
+static int64_t tiles_of(const struct kd_encode_job *j)
+{
+    return j->scale ? least(j->items - j->part.item, SCALE_ITEMS) * KD_ENCODE_GROUP
+                    : j->part.n / KD_TILE;
+}
+
+struct kd_encode_group {
+    struct kd_rate rate;
+    enum kd_codebook cb;
+    int seam;
+    int64_t first, tiles;
+};
+
+/* What one round does. */
+struct kd_encode_plan {
+    struct kd_encode_round ldlq, scale;
+    int64_t ldlq_columns, scale_blocks, tiles;
+    struct kd_encode_group group[KD_ENCODE_JOBS];
+    int groups;
+    struct kd_encode_job *spans[KD_ENCODE_JOBS]; /* whose span ends with it */
+    int span_count;
+};
+
+static void plan_job(struct kd_encode_plan *p, struct kd_encode_job *j)
+{
+    struct kd_encode_part part = j->part;
+    part.first = p->tiles;
+    p->tiles += tiles_of(j);
+    if (j->scale) {
+        part.block = (int32_t)p->scale_blocks;
+        p->scale_blocks += tiles_of(j) / KD_ENCODE_GROUP;
+        p->scale.part[p->scale.count++] = part;
+        j->part.item += tiles_of(j) / KD_ENCODE_GROUP;
+        return;
+    }
+    part.row = j->row;
+    part.end = (j->row / KD_ENCODE_SPAN + 1) * KD_ENCODE_SPAN;
+    part.block = (int32_t)p->ldlq_columns; /* in columns: both kernels' blocks are parts of it */
+    p->ldlq_columns += part.n;
+    p->ldlq.part[p->ldlq.count++] = part;
+    if (j->feedback && j->row % KD_ENCODE_SPAN == 0 && j->row)
+        p->spans[p->span_count++] = j;
+    j->row -= KD_TILE;
+}
+
+static bool ends(const struct kd_encode_job *j)
+{
+    return j->scale ? j->part.item >= j->items : j->row < 0;
+}
+
+/* Jobs of one kind of search after each other, as many as there is room for; those that end with
+ * this round move to *last. */
+static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p,
+                       struct kd_encode_job **last)
+{
+    bool taken[KD_ENCODE_JOBS] = {};
+    struct kd_encode_job *list[KD_ENCODE_JOBS];
+    int count = 0, used = 0;
+
+    memset(p, 0, sizeof *p);
+    for (struct kd_encode_job *j = d->active; j && count < KD_ENCODE_JOBS; j = j->next)
+        list[count++] = j;
+    for (int i = 0; i < count; i++) {
+        if (taken[i])
+            continue;
+        struct kd_encode_group *g = &p->group[p->groups];
+        *g = {list[i]->part.rate, list[i]->part.cb, list[i]->t->shape.seam, p->tiles, 0};
+        for (int k = i; k < count; k++) {
+            if (taken[k] || !same_search(list[i], list[k]))
+                continue;
+            taken[k] = true;
+            if (used && p->tiles + tiles_of(list[k]) > d->room_tiles)
+                continue; /* a later round */
+            plan_job(p, list[k]);
+            used++;
+        }
+        g->tiles = p->tiles - g->first;
+        p->groups += g->tiles > 0;
+    }
+    for (struct kd_encode_job **at = &d->active; *at;) {
+        struct kd_encode_job *j = *at;
+        if (!ends(j)) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        j->next = *last;
+        *last = j;
+    }
+}
+
+static int grow(struct kd_encode_device *d, int64_t tiles, struct kd_err *err)
+{
+    if (tiles <= d->room_tiles)
+        return 0;
+    cudaFree(d->target); /* waits for the rounds under way */
+    cudaFree(d->states);
+    d->target = nullptr;
+    d->states = nullptr;
+    d->room_tiles = 0;
+    if (kd_gpu_failed(cudaMalloc((void **)&d->target, (size_t)tiles * 1024), err,
+                      "device memory for tiles") ||
+        kd_gpu_failed(cudaMalloc((void **)&d->states, (size_t)tiles * 512), err,
+                      "device memory for states"))
+        return -1;
+    d->room_tiles = tiles;
+    return 0;
+}
+
+/* A kernel's blocks are columns / width: the parts say which columns are theirs. */
+static struct kd_encode_round in_blocks(const struct kd_encode_round *q, int width)
+{
+    struct kd_encode_round r = *q;
+    for (int i = 0; i < r.count; i++)
+        r.part[i].block /= width;
+    return r;
+}
+
+static int stamp(struct kd_encode_device *d, struct kd_encode_turn *r, int i, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaEventRecord(r->stamp[i], d->gpu->stream), err, "an event");
+}
+
+static int before_search(struct kd_encode_device *d, const struct kd_encode_plan *p,
+                         struct kd_err *err)
+{
+    cudaStream_t s = d->gpu->stream;
+    if (p->ldlq.count) {
+        const struct kd_encode_round q = in_blocks(&p->ldlq, KD_ENCODE_COLUMNS);
+        KD_LAUNCH(kd_encode_targets, p->ldlq_columns / KD_ENCODE_COLUMNS, KD_ENCODE_COLUMNS,
+                  TARGETS_SHARED, s, q);
+    }
+    if (p->scale.count)
+        KD_LAUNCH(kd_encode_scale_targets, p->scale_blocks, KD_ENCODE_THREADS, 0, s, p->scale);
+    return kd_gpu_failed(cudaGetLastError(), err, "preparing tiles");
+}
+
+static int after_search(struct kd_encode_device *d, const struct kd_encode_plan *p,
+                        struct kd_err *err)
+{
+    const int width = KD_ENCODE_GROUP * KD_TILE;
+    cudaStream_t s = d->gpu->stream;
+    if (p->ldlq.count) {
+        const struct kd_encode_round q = in_blocks(&p->ldlq, width);
+        KD_LAUNCH(kd_encode_values, p->ldlq_columns / width, KD_ENCODE_THREADS, VALUES_SHARED, s,
+                  q);
+    }
+    if (p->scale.count)
+        KD_LAUNCH(kd_encode_scale_sums, p->scale_blocks, KD_ENCODE_THREADS,
+                  KD_ENCODE_GROUP * KD_TILE_WEIGHTS * 8, s, p->scale);
+    if (kd_gpu_failed(cudaGetLastError(), err, "after the search"))
+        return -1;
+    /* The rows above a finished span get its errors. */
+    for (int i = 0; i < p->span_count; i++) {
+        const struct kd_encode_job *j = p->spans[i];
+        const struct kd_encode_part *q = &j->part;
+        const int64_t span = j->row + KD_TILE;
+        const struct kd_gpu_tn_job tn = {q->l + span * q->k, q->e, q->t, q->k,  q->n, q->n,
+                                         KD_ENCODE_SPAN,     span, q->n, false, false};
+        if (kd_gpu_tn_launch(s, &tn, err))
+            return -1;
+    }
+    return 0;
+}
+
+static int queue_round(struct kd_encode_device *d, struct kd_encode_turn *r,
+                       const struct kd_encode_plan *p, struct kd_err *err)
+{
+    r->tiles = p->tiles;
+    if (stamp(d, r, 0, err) || before_search(d, p, err) || stamp(d, r, 1, err))
+        return -1;
+    for (int i = 0; i < p->groups; i++) {
+        const struct kd_encode_group *g = &p->group[i];
+        if (kd_gpu_search_launch(d->gpu, d->gpu->stream, g->rate, g->cb, g->seam, 0,
+                                 d->target + g->first * KD_TILE_WEIGHTS,
+                                 d->states + g->first * KD_TILE_WEIGHTS, g->tiles, err))
+            return -1;
+    }
+    return stamp(d, r, 2, err) || after_search(d, p, err) || stamp(d, r, 3, err) ? -1 : 0;
+}
+
+/* Waits for the oldest round. */
+static int end_round(struct kd_encode_device *d, struct kd_err *err)
+{
+    struct kd_encode_turn *r = &d->turn_of[d->ended % ROUNDS];
+    if (kd_gpu_failed(cudaEventSynchronize(r->stamp[STAMPS - 1]), err, "encoding"))
+        return -1;
+    for (int i = 0; i + 1 < STAMPS; i++) {
+        float ms = 0;
+        if (kd_gpu_failed(cudaEventElapsedTime(&ms, r->stamp[i], r->stamp[i + 1]), err, "encoding"))
+            return -1;
+        d->seconds[i] += ms * 1e-3;
+    }
+    return 0;
+}
+
+/* Under the lock. */
+static void tell(struct kd_encode_device *d, struct kd_encode_job *list, int rc)
+{
+    while (list) {
+        struct kd_encode_job *j = list;
+        list = j->next;
+        j->rc = rc;
+        j->done = true;
+    }
+    pthread_cond_broadcast(&d->owner->done);
+}
+
+/* Under the lock. The device's thread ends; whoever waits hears why. */
+static void fail(struct kd_encode_device *d, const struct kd_err *err)
+{
+    d->failed = true;
+    d->why = *err;
+    for (int i = 0; i < ROUNDS; i++) {
+        tell(d, d->turn_of[i].last, -1);
+        d->turn_of[i].last = NULL;
+    }
+    tell(d, d->active, -1);
+    tell(d, d->queue, -1);
+    d->active = d->queue = NULL;
+    pthread_cond_broadcast(&d->room);
+}
+
+/* Queues a round when there is a job and fewer than ROUNDS are under way, else ends one. Under the
+ * lock, which it leaves while it works. */
+static int step(struct kd_encode_device *d, struct kd_err *err)
+{
+    pthread_mutex_t *lock = &d->owner->lock;
+    while (d->queue) {
+        struct kd_encode_job *j = d->queue;
+        d->queue = j->next;
+        j->next = d->active;
+        d->active = j;
+    }
+    int rc = 0;
+    if (d->active && d->made - d->ended < ROUNDS) {
+        static_assert(sizeof(struct kd_encode_plan) < 64 << 10, "on the stack");
+        struct kd_encode_plan p;
+        struct kd_encode_job *last = NULL;
+        struct kd_encode_turn *r = &d->turn_of[d->made % ROUNDS];
+        int64_t widest = ROUND_TILES;
+        for (const struct kd_encode_job *j = d->active; j; j = j->next)
+            widest = most(widest, tiles_of(j));
+        pthread_mutex_unlock(lock);
+        rc = grow(d, widest, err);
+        if (!rc) {
+            plan_round(d, &p, &last);
+            rc = queue_round(d, r, &p, err);
+        }
+        pthread_mutex_lock(lock);
+        r->last = last;
+        d->made++;
+        return rc;
+    }
+    pthread_mutex_unlock(lock);
+    rc = end_round(d, err);
+    pthread_mutex_lock(lock);
+    if (!rc) {
+        struct kd_encode_turn *r = &d->turn_of[d->ended++ % ROUNDS];
+        d->tiles += r->tiles;
+        tell(d, r->last, 0);
+        r->last = NULL;
+    }
+    return rc;
+}
+
+static void *rounds(void *arg)
+{
+    struct kd_encode_device *d = (struct kd_encode_device *)arg;
+    pthread_mutex_t *lock = &d->owner->lock;
+    struct kd_err err;
+    int rc = kd_gpu_failed(cudaSetDevice(d->gpu->index), &err, "choosing the device");
+
+    pthread_mutex_lock(lock);
+    while (!rc && !d->owner->stop) {
+        if (!d->queue && !d->active && d->made == d->ended)
+            pthread_cond_wait(&d->work, lock);
+        else
+            rc = step(d, &err);
+    }
+    if (rc)
+        fail(d, &err);
+    pthread_mutex_unlock(lock);
+    return NULL;
+}
+
+/* Hands a job in and waits for its end. */
+static int run_job(struct kd_encode_job *j, struct kd_err *err)
+{
+    struct kd_encode_device *d = j->t->dev;
+    pthread_mutex_t *lock = &d->owner->lock;
+    pthread_mutex_lock(lock);
+    if (d->failed) {
+        j->rc = -1;
+    } else {
+        j->next = d->queue;
+        d->queue = j;
+        pthread_cond_signal(&d->work);
+        while (!j->done)
+            pthread_cond_wait(&d->owner->done, lock);
+    }
+    if (j->rc && err)
+        *err = d->why;
+    pthread_mutex_unlock(lock);
+    return j->rc;
+}
+
+/* ---- devices ---- */
+
+static int open_device(struct kd_encode_device *d, int index, int64_t memory_bytes,
+                       struct kd_err *err)
+{
+    cudaMemPool_t pool;
+    uint64_t keep = UINT64_MAX;
+
+    if (kd_gpu_open(&d->gpu, index, err))
+        return -1;
+    const struct kd_gpu_facts *f = kd_gpu_facts(d->gpu);
+    d->budget = f->free_bytes - f->free_bytes / 32 - RESERVE;
+    if (memory_bytes && memory_bytes < d->budget)
+        d->budget = memory_bytes;
+    if (d->budget <= 0)
+        return kd_fail(err, KD_ENOMEM,
+                       "%s has %lld bytes of memory free: use the CPU (--device cpu)", f->name,
+                       (long long)f->free_bytes);
+    if (kd_gpu_failed(cudaDeviceGetDefaultMemPool(&pool, index), err, "device memory") ||
+        kd_gpu_failed(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), err,
+                      "device memory") ||
+        grow(d, ROUND_TILES, err))
+        return -1;
+    for (int i = 0; i < ROUNDS; i++)
+        for (int k = 0; k < STAMPS; k++)
+            if (kd_gpu_failed(
+                    cudaEventCreateWithFlags(&d->turn_of[i].stamp[k], cudaEventBlockingSync), err,
+                    "an event"))
+                return -1;
+    if (pthread_create(&d->thread, NULL, rounds, d))
+        return kd_fail(err, KD_ENOMEM, "cannot start a thread");
+    d->started = true;
+    return 0;
+}
+
+static void close_device(struct kd_encode_device *d)
+{
+    if (d->started)
+        pthread_join(d->thread, NULL);
+    if (d->gpu) {
+        cudaSetDevice(d->gpu->index);
+        cudaFree(d->target);
+        cudaFree(d->states);
+        for (int i = 0; i < ROUNDS; i++)
+            for (int k = 0; k < STAMPS; k++)
+                if (d->turn_of[i].stamp[k])
+                    cudaEventDestroy(d->turn_of[i].stamp[k]);
+        kd_gpu_close(d->gpu);
+    }
+    pthread_cond_destroy(&d->work);
+    pthread_cond_destroy(&d->room);
+}
+
+/* ---- tensors ---- */
+
+/* Where the parts of a tensor lie; t NULL: only the size. */
+static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor *t)
+{
+    const int64_t k = s->k, n = s->n, longer = most(k, n) / KD_TILE;
+    const int64_t samples = 4 * longer + 32; /* codec/exl3_scale.c's full sample */
+    const int64_t sizes[] = {
+        s->square ? 4 * k * k : 0,
+        4 * k * n,
+        4 * k * n,
+        4 * KD_ENCODE_SPAN * n,
+        samples * KD_TILE_WEIGHTS * 4,
+        k / KD_TILE * (n / KD_TILE) * kd_rate_tile_bytes(s->rate),
+        8 * most(k / KD_TILE * (n / KD_TILE) / KD_ENCODE_GROUP, KD_GPU_ENCODE_POINTS * samples),
+        8 * KD_GPU_ENCODE_POINTS};
+    enum { PARTS = sizeof sizes / sizeof *sizes };
+    int64_t at[PARTS], all = 0;
+    for (int i = 0; i < PARTS; i++) {
+        at[i] = all;
+        all += (sizes[i] + 255) / 256 * 256;
+    }
+    if (t) {
+        t->l = s->square ? (float *)(t->memory + at[0]) : NULL;
+        t->r = (float *)(t->memory + at[1]);
+        t->t = (float *)(t->memory + at[2]);
+        t->e = (float *)(t->memory + at[3]);
+        t->sample = (float *)(t->memory + at[4]);
+        t->codes = t->memory + at[5];
+        t->sum = (double *)(t->memory + at[6]);
+        t->scale = (double *)(t->memory + at[7]);
+    }
+    return all;
+}
+
+/* The device with the fewest tensors; memory in the order of asking. */
+static int take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    int rc = 0;
+    pthread_mutex_lock(&e->lock);
+    struct kd_encode_device *d = &e->dev[0];
+    for (int i = 1; i < e->count; i++)
+        if (e->dev[i].open < d->open)
+            d = &e->dev[i];
+    if (t->bytes > d->budget) {
+        rc = kd_fail(err, KD_ENOMEM,
+                     "a tensor of %lld x %lld needs %lld bytes of device memory, %s has %lld for "
+                     "it: use the CPU (--device cpu)",
+                     (long long)t->shape.n, (long long)t->shape.k, (long long)t->bytes,
+                     kd_gpu_facts(d->gpu)->name, (long long)d->budget);
+    } else {
+        const int64_t ticket = d->ticket++;
+        d->open++;
+        while (!d->failed && (ticket != d->turn || d->used + t->bytes > d->budget))
+            pthread_cond_wait(&d->room, &e->lock);
+        if (d->failed) {
+            *err = d->why;
+            d->open--;
+            rc = -1;
+        } else {
+            d->turn++;
+            d->used += t->bytes;
+            d->used_most = most(d->used_most, d->used);
+            t->dev = d;
+        }
+        pthread_cond_broadcast(&d->room);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return rc;
+}
+
+static void give_room(struct kd_gpu_tensor *t)
+{
+    struct kd_encode_device *d = t->dev;
+    pthread_mutex_lock(&d->owner->lock);
+    d->used -= t->bytes;
+    d->open--;
+    pthread_cond_broadcast(&d->room);
+    pthread_mutex_unlock(&d->owner->lock);
+}
+
+static int here(const struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaSetDevice(t->dev->gpu->index), err, "choosing the device");
+}
+
+static int copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
+                enum cudaMemcpyKind kind, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaMemcpyAsync(to, from, (size_t)bytes, kind, t->stream), err,
+                         "copying between host and device");
+}
+
+static int settle(const struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaStreamSynchronize(t->stream), err, "encoding");
+}
+
+static float *part_of(const struct kd_gpu_tensor *t, enum kd_gpu_part p, int64_t *bytes)
+{
+    const int64_t k = t->shape.k, n = t->shape.n;
+    *bytes = 4 * k * (p == KD_GPU_L ? k : n);
+    return p == KD_GPU_L ? t->l : p == KD_GPU_ROTATED ? t->r : t->t;
+}
+
+static struct kd_encode_job job_of(struct kd_gpu_tensor *t)
+{
+    struct kd_encode_job j = {};
+    j.t = t;
+    j.part.rate = t->shape.rate;
+    j.part.cb = t->shape.cb;
+    j.part.k = t->shape.k;
+    j.part.n = t->shape.n;
+    j.part.sum = t->sum;
+    return j;
+}
+
+extern "C" int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count,
+                                   int64_t memory_bytes, struct kd_err *err)
+{
+    struct kd_gpu_encoder *e;
+
+    *out = NULL;
+    if (count < 1 || count > KD_GPU_ENCODE_DEVICES)
+        return kd_fail(err, KD_EINVAL, "%d devices: give 1 to %d", count, KD_GPU_ENCODE_DEVICES);
+    if (kd_mem_zero(&e, 1, sizeof *e, "an encoder", err))
+        return -1;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->done, NULL);
+    for (int i = 0; i < count; i++) {
+        struct kd_encode_device *d = &e->dev[e->count++];
+        d->owner = e;
+        pthread_cond_init(&d->work, NULL);
+        pthread_cond_init(&d->room, NULL);
+        if (open_device(d, index[i], memory_bytes, err)) {
+            kd_gpu_encoder_close(e);
+            return -1;
+        }
+    }
+    *out = e;
+    return 0;
+}
+
+extern "C" void kd_gpu_encoder_close(struct kd_gpu_encoder *e)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&e->lock);
+    e->stop = true;
+    for (int i = 0; i < e->count; i++)
+        pthread_cond_signal(&e->dev[i].work);
+    pthread_mutex_unlock(&e->lock);
+    for (int i = 0; i < e->count; i++)
+        close_device(&e->dev[i]);
+    pthread_cond_destroy(&e->done);
+    pthread_mutex_destroy(&e->lock);
+    kd_mem_free(e);
+}
+
+extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f)
+{
+    memset(f, 0, sizeof *f);
+    pthread_mutex_lock(&e->lock);
+    f->devices = e->count;
+    snprintf(f->name, sizeof f->name, "%s", kd_gpu_facts(e->dev[0].gpu)->name);
+    for (int i = 0; i < e->count; i++) {
+        const struct kd_encode_device *d = &e->dev[i];
+        if (!i || d->budget < f->memory_bytes)
+            f->memory_bytes = d->budget;
+        f->used_bytes = most(f->used_bytes, d->used_most);
+        f->rounds += d->ended;
+        f->tiles += d->tiles;
+        f->targets_s += d->seconds[0];
+        f->search_s += d->seconds[1];
+        f->update_s += d->seconds[2];
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+extern "C" int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s)
+{
+    return lay_out(s, NULL);
+}
+
+extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
+                                  const struct kd_gpu_tensor_shape *s, struct kd_err *err)
+{
+    struct kd_gpu_tensor *t;
+    int lowest, highest;
+
+    *out = NULL;
+    if (s->k < 1 || s->n < 1 || s->k % KD_ENCODE_SPAN || s->n % KD_ENCODE_COLUMNS)
+        return kd_fail(err, KD_EINVAL, "a tensor of %lld x %lld on a device", (long long)s->k,
+                       (long long)s->n);
+    if (kd_mem_zero(&t, 1, sizeof *t, "a tensor on a device", err))
+        return -1;
+    t->shape = *s;
+    t->bytes = lay_out(s, NULL);
+    if (take_room(e, t, err)) {
+        kd_mem_free(t);
+        return -1;
+    }
+    /* What a thread waits for goes before the searches of the others. */
+    if (here(t, err) ||
+        kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") ||
+        kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest), err,
+                      "a stream") ||
+        kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
+                      "device memory for a tensor")) {
+        kd_gpu_tensor_close(t);
+        return -1;
+    }
+    lay_out(s, t);
+    *out = t;
+    return 0;
+}
+
+extern "C" void kd_gpu_tensor_close(struct kd_gpu_tensor *t)
+{
+    if (!t)
+        return;
+    if (!here(t, NULL) && t->stream) {
+        if (t->memory)
+            cudaFreeAsync(t->memory, t->stream);
+        cudaStreamSynchronize(t->stream);
+        cudaStreamDestroy(t->stream);
+    }
+    give_room(t);
+    kd_mem_free(t);
+}
+
+extern "C" int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
+                                 struct kd_err *err)
+{
+    int64_t bytes;
+    float *to = part_of(t, p, &bytes);
+    return here(t, err) || copy(t, to, from, bytes, cudaMemcpyHostToDevice, err) || settle(t, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
+                                 struct kd_err *err)
+{
+    int64_t bytes;
+    const float *from = part_of(t, p, &bytes);
+    return here(t, err) || copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err) || settle(t, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *l,
+                                  struct kd_err *err)
+{
+    const int64_t k = t->shape.k, n = t->shape.n;
+    const int64_t tiles = k / KD_TILE * (n / KD_TILE), sums = tiles / KD_ENCODE_GROUP;
+    struct kd_encode_job j = job_of(t);
+    double *sum;
+
+    j.feedback = l->feedback && t->l;
+    j.row = k - KD_TILE;
+    j.part.l = j.feedback ? t->l : NULL;
+    j.part.r = t->r;
+    j.part.t = t->t;
+    j.part.e = t->e;
+    j.part.codes = t->codes;
+    if (kd_mem_new(&sum, sums, sizeof *sum, "LDLQ errors", err))
+        return -1;
+    int rc = here(t, err) || copy(t, t->t, t->r, 4 * k * n, cudaMemcpyDeviceToDevice, err) ||
+             settle(t, err) || run_job(&j, err) ||
+             copy(t, l->codes, t->codes, tiles * kd_rate_tile_bytes(t->shape.rate),
+                  cudaMemcpyDeviceToHost, err) ||
+             copy(t, sum, t->sum, 8 * sums, cudaMemcpyDeviceToHost, err) || settle(t, err);
+    /* As the rows were made: from the last one up. */
+    const int64_t across = n / KD_TILE / KD_ENCODE_GROUP;
+    l->sum = 0.0;
+    for (int64_t row = k / KD_TILE - 1; !rc && row >= 0; row--)
+        for (int64_t i = 0; i < across; i++)
+            l->sum += sum[row * across + i];
+    kd_mem_free(sum);
+    return rc ? -1 : 0;
+}
+
+extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *s,
+                                   struct kd_err *err)
+{
+    const int64_t used = (s->tiles + s->stride - 1) / s->stride;
+    struct kd_encode_job j = job_of(t);
+    double *sum;
+
+    if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->tiles < 1 ||
+        s->tiles > 4 * (most(t->shape.k, t->shape.n) / KD_TILE) + 32)
+        return kd_fail(err, KD_EINVAL, "a scale search of %d points over %lld tiles", s->points,
+                       (long long)s->tiles);
+    j.scale = true;
+    j.part.groups = (used + KD_ENCODE_GROUP - 1) / KD_ENCODE_GROUP;
+    j.part.tiles = s->tiles;
+    j.part.stride = s->stride;
+    j.part.sample = t->sample;
+    j.part.scale = t->scale;
+    j.items = s->points * j.part.groups;
+    if (kd_mem_new(&sum, j.items, sizeof *sum, "scale search", err))
+        return -1;
+    int rc = here(t, err) ||
+             copy(t, t->sample, s->sample, s->tiles * KD_TILE_WEIGHTS * 4, cudaMemcpyHostToDevice,
+                  err) ||
+             copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice, err) ||
+             settle(t, err) || run_job(&j, err) ||
+             copy(t, sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost, err) || settle(t, err);
+    for (int i = 0; i < s->points && !rc; i++) {
+        s->sum[i] = 0.0;
+        for (int64_t g = 0; g < j.part.groups; g++)
+            s->sum[i] += sum[i * j.part.groups + g];
+    }
+    kd_mem_free(sum);
+    return rc ? -1 : 0;
+}

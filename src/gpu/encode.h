@@ -1,0 +1,90 @@
+/* Encoding to EXL3 on CUDA devices for many threads at once. Each thread has one tensor under way;
+ * the rows of tiles of all tensors are searched together, round by round, so a device is busy
+ * although a row waits for the row below it. Every result has the CPU's bits (class `exact`).
+ *
+ *     kd_gpu_encoder_open(&e, index, count, 0, err);
+ *     ... in each thread, for each tensor:
+ *     kd_gpu_tensor_open(&t, e, &shape, err);              waits until there is memory for it
+ *     kd_gpu_tensor_put(t, KD_GPU_L, l, err);
+ *     kd_gpu_tensor_ldlq(t, &job, err);                    waits until it is done
+ *     kd_gpu_tensor_close(t);
+ *     kd_gpu_encoder_close(e);                             when no tensor is open
+ *
+ * Threads: an encoder serves any number; a tensor belongs to one. Once a device has failed, every
+ * call returns its error. A build without CUDA has the same functions; they find no device. */
+#ifndef KD_GPU_ENCODE_H
+#define KD_GPU_ENCODE_H
+
+#include "base/err.h"
+#include "num/trellis_step.h"
+
+#include <stdbool.h>
+
+struct kd_gpu_encoder;
+struct kd_gpu_tensor;
+
+enum { KD_GPU_ENCODE_DEVICES = 16, KD_GPU_ENCODE_POINTS = 16 };
+
+/* `index`: `count` devices. memory_bytes: what tensors may take of each, 0: what is free. */
+int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count,
+                        int64_t memory_bytes, struct kd_err *err) KD_MUST;
+void kd_gpu_encoder_close(struct kd_gpu_encoder *e);
+
+struct kd_gpu_encoder_facts {
+    int devices;
+    char name[256];       /* of the first */
+    int64_t memory_bytes; /* that tensors may take, of the smallest */
+    int64_t used_bytes;   /* the most that they took so far, of one device */
+    /* since the start, all devices together */
+    int64_t rounds, tiles;                /* tiles searched, scale searches included */
+    double targets_s, search_s, update_s; /* device time: before, in and after the searches */
+};
+void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f);
+
+/* Inputs and outputs padded to multiples of 128. */
+struct kd_gpu_tensor_shape {
+    int64_t k, n;
+    struct kd_rate rate;
+    enum kd_codebook cb;
+    int seam;
+    bool square; /* it has a Hessian or an L */
+};
+/* Device memory of one tensor. */
+int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s);
+/* Waits for room; KD_ENOMEM when there would be none even alone. */
+int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
+                       const struct kd_gpu_tensor_shape *s, struct kd_err *err) KD_MUST;
+void kd_gpu_tensor_close(struct kd_gpu_tensor *t);
+
+enum kd_gpu_part {
+    KD_GPU_L,       /* [k][k], of kd_la_block_ldl */
+    KD_GPU_ROTATED, /* [k][n], the weights in the basis of the codes */
+    KD_GPU_VALUES   /* [k][n], the codes' values in that basis, after LDLQ */
+};
+int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
+                      struct kd_err *err) KD_MUST;
+int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
+                      struct kd_err *err) KD_MUST;
+
+/* LDLQ over ROTATED with L (or without feedback) into VALUES and codes. */
+struct kd_gpu_ldlq {
+    bool feedback;
+    uint8_t *codes; /* out: (k/16) * (n/16) tiles */
+    double sum;     /* out: of squared errors, in the order of codec/exl3_ldlq.c */
+};
+int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *job,
+                       struct kd_err *err) KD_MUST;
+
+/* Squared errors of every stride-th of some sample tiles at a few scales, in units of the samples:
+ * sum[i] for scale[i], in the order of codec/exl3_scale.c. */
+struct kd_gpu_scale {
+    const float *sample; /* [tiles][256] in ring order */
+    int64_t tiles, stride;
+    int points; /* at most KD_GPU_ENCODE_POINTS */
+    const double *scale;
+    double *sum; /* out */
+};
+int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *job,
+                        struct kd_err *err) KD_MUST;
+
+#endif
