@@ -1,0 +1,124 @@
+/* The host's side of gpu/k3_ops.h. */
+#include "gpu/device.cuh"
+#include "gpu/k3_launch.cuh"
+
+using namespace kd_k3;
+
+extern "C" int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err)
+{
+    const struct {
+        const char *what;
+        int64_t value, want;
+    } exact[] = {{"kda head_dim", s->kda_dim, KD_GPU_K3_DIM},
+                 {"short_conv_kernel_size", s->conv, KD_GPU_K3_TAPS},
+                 {"qk_nope_head_dim", s->nope, KD_GPU_K3_DIM},
+                 {"v_head_dim", s->v_dim, KD_GPU_K3_DIM},
+                 {"qk_rope_head_dim", s->rope, KD_GPU_K3_ROPE}};
+
+    for (const auto &e : exact)
+        if (e.value != e.want)
+            return kd_fail(err, KD_ENOTSUP,
+                           "%s %lld: the device's kernels are for %lld; use the CPU", e.what,
+                           (long long)e.value, (long long)e.want);
+    if (s->kv_lora != 128 && s->kv_lora != 256 && s->kv_lora != 512)
+        return kd_fail(err, KD_ENOTSUP,
+                       "kv_lora_rank %lld: the device's kernels are for 128, 256 and 512; use the "
+                       "CPU",
+                       (long long)s->kv_lora);
+    if (s->hidden % 4)
+        return kd_fail(err, KD_ENOTSUP, "hidden_size %lld is no multiple of 4; use the CPU",
+                       (long long)s->hidden);
+    if (s->experts > KD_GPU_K3_EXPERTS || s->topk > KD_GPU_K3_TOPK || s->banks > KD_GPU_K3_BANKS)
+        return kd_fail(err, KD_ENOTSUP,
+                       "%lld experts, %lld of them a token, %lld residual banks: the device's "
+                       "kernels are for up to %d, %d and %d; use the CPU",
+                       (long long)s->experts, (long long)s->topk, (long long)s->banks,
+                       KD_GPU_K3_EXPERTS, KD_GPU_K3_TOPK, KD_GPU_K3_BANKS);
+    return 0;
+}
+
+extern "C" int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b, const void *table,
+                               bool bf16, int64_t hidden, float *p, struct kd_err *err)
+{
+    KD_LAUNCH(embed_rows, b->rows, NORM_THREADS, 0, g->stream, b->ids, table, bf16, hidden, p);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting the embedding");
+}
+
+extern "C" int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m,
+                                 struct kd_err *err)
+{
+    launch_mix(*m, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting a residual mix");
+}
+
+extern "C" int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps,
+                              int64_t rows, int64_t n, float *out, struct kd_err *err)
+{
+    KD_LAUNCH(norm_rows, rows, NORM_THREADS, NORM_THREADS / 32 * sizeof(float), g->stream, x, w,
+              eps, n, out);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting a norm");
+}
+
+extern "C" int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta,
+                              float linear, int64_t count, float *out, struct kd_err *err)
+{
+    KD_LAUNCH(situ_all, (count + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, g->stream, a, b,
+              beta, linear, count, out);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting an activation");
+}
+
+extern "C" int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
+                                 const struct kd_gpu_k3_kda *k, struct kd_err *err)
+{
+    launch_kda(*b, *k, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting KDA");
+}
+
+extern "C" int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
+                                     const struct kd_gpu_k3_latents *m, struct kd_err *err)
+{
+    launch_latents(*b, *m, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting the latents' norms");
+}
+
+extern "C" int64_t kd_gpu_k3_mla_floats(int64_t heads, int64_t kv_lora, int64_t rows,
+                                        int64_t longest, int64_t most, int64_t *parts)
+{
+    return mla_floats(heads, kv_lora, rows, longest, most, parts);
+}
+
+template <int LORA>
+static int attention(struct kd_gpu *g, const mla_args &a, bool bf16, struct kd_err *err)
+{
+    if (kd_gpu_failed(cudaFuncSetAttribute(attend_rows<LORA>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)sizeof(mla_shared<LORA>)),
+                      err, "shared memory for attention"))
+        return -1;
+    launch_mla<LORA>(a, bf16, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting attention");
+}
+
+extern "C" int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
+                                 const struct kd_gpu_k3_mla *m, struct kd_err *err)
+{
+    const mla_args a = mla_args_of(*b, *m);
+
+    switch (m->kv_lora) {
+    case 128:
+        return attention<128>(g, a, m->bf16, err);
+    case 256:
+        return attention<256>(g, a, m->bf16, err);
+    case 512:
+        return attention<512>(g, a, m->bf16, err);
+    default:
+        return kd_fail(err, KD_ENOTSUP, "kv_lora_rank %lld on a device", (long long)m->kv_lora);
+    }
+}
+
+extern "C" int kd_gpu_k3_route_run(struct kd_gpu *g, const struct kd_gpu_k3_route *r,
+                                   struct kd_err *err)
+{
+    launch_route(*r, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting the router");
+}

@@ -1,0 +1,502 @@
+/* Kernels of gpu/k3_ops.h outside of attention over the cache (k3_mla.cuh): the residual stream,
+ * KDA, the router. Each function is what one thread of a block does; k3_ops.cu launches them, and
+ * tests/gpu/emulated_k3.cpp runs them on the CPU. */
+#ifndef KD_GPU_K3_OPS_CUH
+#define KD_GPU_K3_OPS_CUH
+
+extern "C" {
+#include "gpu/k3_ops.h"
+}
+#include "gpu/lanes.cuh"
+#include "num/elem_math.h"
+
+namespace kd_k3
+{
+
+enum {
+    MIX_THREADS = 512,
+    MIX_CANDIDATES = KD_GPU_K3_BANKS + 1,
+    NORM_THREADS = 256,
+    KDA_THREADS = KD_GPU_K3_DIM,
+    ROUTE_LANE = KD_GPU_K3_EXPERTS / 32 /* experts of one lane */
+};
+
+/* Sums over a warp: the same tree in every lane. */
+KD_DEV float warp_sum(float x)
+{
+#pragma unroll
+    for (int m = 16; m; m >>= 1)
+        x += kd_shuffle_xor(x, m);
+    return x;
+}
+
+/* Sums over a block, `part` has a float for each warp; all threads of it get the sum. */
+template <int THREADS> KD_DEV float block_sum(float x, float *part)
+{
+    float sum = 0;
+
+    x = warp_sum(x);
+    if (kd_thread() % 32 == 0)
+        part[kd_thread() / 32] = x;
+    kd_sync_block();
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++)
+        sum += part[i];
+    return sum;
+}
+
+KD_DEV float square_sum(float4 v, float sum)
+{
+    sum = fmaf(v.x, v.x, sum);
+    sum = fmaf(v.y, v.y, sum);
+    sum = fmaf(v.z, v.z, sum);
+    return fmaf(v.w, v.w, sum);
+}
+
+KD_DEV float product_sum(float4 v, float4 u, float sum)
+{
+    sum = fmaf(v.x, u.x, sum);
+    sum = fmaf(v.y, u.y, sum);
+    sum = fmaf(v.z, u.z, sum);
+    return fmaf(v.w, u.w, sum);
+}
+
+KD_DEV float4 scaled(float4 v, float s, float4 w)
+{
+    return make_float4(v.x * s * w.x, v.y * s * w.y, v.z * s * w.z, v.w * s * w.w);
+}
+
+KD_DEV void add_scaled(float4 *to, float a, float4 v)
+{
+    to->x = fmaf(a, v.x, to->x);
+    to->y = fmaf(a, v.y, to->y);
+    to->z = fmaf(a, v.z, to->z);
+    to->w = fmaf(a, v.w, to->w);
+}
+
+struct mix_shared {
+    float part[2 * MIX_CANDIDATES][MIX_THREADS / 32];
+    float weight[MIX_CANDIDATES];
+    float sum[MIX_THREADS / 32];
+};
+
+/* The prefix after what is added to it, its old value in a bank where one is pushed. */
+KD_DEV float4 mix_prefix(const kd_gpu_k3_mix &m, int64_t row, int64_t i)
+{
+    const int64_t at = row * m.hidden + 4 * i;
+    float4 *p = (float4 *)(m.p + at), old, a;
+
+    if (!m.add)
+        return *p;
+    a = *(const float4 *)(m.add + at);
+    if (m.more) {
+        float4 b = *(const float4 *)(m.more + at);
+        a = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+    }
+    old = *p;
+    if (m.push)
+        *(float4 *)(m.bank + (m.banks * m.bank_rows + row) * m.hidden + 4 * i) = old;
+    if (!m.replace)
+        a = make_float4(old.x + a.x, old.y + a.y, old.z + a.z, old.w + a.w);
+    *p = a;
+    return a;
+}
+
+/* Weights of the candidates: softmax of their scores, each from its two sums. */
+KD_DEV void mix_weights(const kd_gpu_k3_mix &m, int count, mix_shared *s)
+{
+    float score = -INFINITY, best, e;
+    const int t = kd_thread();
+
+    if (t >= 32)
+        return;
+    if (t < count) {
+        float vv = 0, vq = 0;
+        for (int i = 0; i < MIX_THREADS / 32; i++) {
+            vv += s->part[2 * t][i];
+            vq += s->part[2 * t + 1][i];
+        }
+        score = vq * (1.0f / sqrtf(vv / (float)m.hidden + m.eps));
+    }
+    best = score;
+#pragma unroll
+    for (int x = 16; x; x >>= 1) {
+        float other = kd_shuffle_xor(best, x);
+        best = other > best ? other : best;
+    }
+    e = t < count ? kd_exp1(score - best) : 0.0f;
+    const float sum = warp_sum(e);
+    if (t < count)
+        s->weight[t] = e / sum;
+}
+
+/* Block b: row b of out. CANDIDATES: at least banks (one more where one is pushed) + 1. */
+template <int CANDIDATES> KD_KERNEL void KD_BOUNDS(MIX_THREADS, 1) mix_rows(const kd_gpu_k3_mix m)
+{
+    KD_SHARED(memory);
+    mix_shared *s = (mix_shared *)memory;
+    const int t = kd_thread(), banks = m.banks + (m.push ? 1 : 0);
+    const bool mixes = m.query && banks;
+    const int64_t row = m.pick ? m.pick[kd_block()] : kd_block(), n = m.hidden / 4,
+                  step = m.bank_rows * m.hidden / 4;
+    const float4 *bank = (const float4 *)(m.bank + row * m.hidden), *p, *query, *norm;
+    float4 *out = (float4 *)(m.out + kd_block() * m.hidden);
+    float vv[CANDIDATES] = {0}, vq[CANDIDATES] = {0}, sum = 0;
+
+    p = (const float4 *)(m.p + row * m.hidden);
+    query = (const float4 *)m.query;
+    norm = (const float4 *)m.norm;
+    for (int64_t i = t; i < n; i += MIX_THREADS) {
+        const float4 v = mix_prefix(m, row, i);
+        if (!mixes) {
+            sum = square_sum(v, sum);
+            continue;
+        }
+        const float4 u = query[i];
+        float4 c[CANDIDATES];
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++)
+            c[k] = k < banks ? bank[k * step + i] : v;
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++) {
+            vv[k] = square_sum(c[k], vv[k]);
+            vq[k] = product_sum(c[k], u, vq[k]);
+        }
+    }
+    if (mixes) {
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++) {
+            if (k > banks)
+                break;
+            vv[k] = warp_sum(vv[k]);
+            vq[k] = warp_sum(vq[k]);
+            if (t % 32 == 0) {
+                s->part[2 * k][t / 32] = vv[k];
+                s->part[2 * k + 1][t / 32] = vq[k];
+            }
+        }
+        kd_sync_block();
+        mix_weights(m, banks + 1, s);
+        kd_sync_block();
+        for (int64_t i = t; i < n; i += MIX_THREADS) {
+            float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int k = 0; k < CANDIDATES; k++)
+                if (k <= banks)
+                    add_scaled(&v, s->weight[k], k < banks ? bank[k * step + i] : p[i]);
+            sum = square_sum(v, sum);
+            out[i] = v;
+        }
+    }
+    sum = block_sum<MIX_THREADS>(sum, s->sum);
+    const float scale = 1.0f / sqrtf(sum / (float)m.hidden + m.eps);
+    for (int64_t i = t; i < n; i += MIX_THREADS)
+        out[i] = scaled(mixes ? out[i] : p[i], scale, norm[i]);
+}
+
+/* One row by one block; a column belongs to the same thread throughout, so out may be x. */
+KD_DEV void norm_row(const float *x, const float *w, float eps, int64_t n, float *out, float *part)
+{
+    float sum = 0;
+
+    for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
+        sum = fmaf(x[i], x[i], sum);
+    sum = block_sum<NORM_THREADS>(sum, part);
+    const float scale = 1.0f / sqrtf(sum / (float)n + eps);
+    for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
+        out[i] = w ? x[i] * scale * w[i] : x[i] * scale;
+}
+
+KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
+    norm_rows(const float *x, const float *w, float eps, int64_t n, float *out)
+{
+    KD_SHARED(memory);
+    norm_row(x + kd_block() * n, w, eps, n, out + kd_block() * n, (float *)memory);
+}
+
+KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
+    embed_rows(const int32_t *ids, const void *table, bool bf16, int64_t n, float *p)
+{
+    const int64_t from = ids[kd_block()] * n, to = kd_block() * n;
+
+    for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
+        p[to + i] = bf16 ? kd_bf16_f32(((const uint16_t *)table)[from + i])
+                         : ((const float *)table)[from + i];
+}
+
+KD_DEV float situ(float a, float b, float beta, float linear)
+{
+    float x = beta * kd_tanh1(a / beta) * kd_sigmoid1(a);
+    return x * (linear > 0.0f ? linear * kd_tanh1(b / linear) : b);
+}
+
+KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
+    situ_all(const float *a, const float *b, float beta, float linear, int64_t count, float *out)
+{
+    const int64_t i = (int64_t)kd_block() * NORM_THREADS + kd_thread();
+
+    if (i < count)
+        out[i] = situ(a[i], b[i], beta, linear);
+}
+
+/* DOT16 of 128 values with themselves, a vector for each half of the warp (docs/numerics.md). */
+KD_DEV float half_dot16(const float *x)
+{
+    const int lane = kd_thread() % 16;
+    float sum = 0;
+
+#pragma unroll
+    for (int i = 0; i < KD_GPU_K3_DIM / 16; i++)
+        sum = fmaf(x[16 * i + lane], x[16 * i + lane], sum);
+#pragma unroll
+    for (int m = 8; m; m >>= 1)
+        sum += kd_shuffle_xor(sum, m);
+    return sum;
+}
+
+/* max(x, 0) + log1p(exp(-|x|)), as kd_k3_softplus. */
+KD_DEV float softplus(float x)
+{
+    const float u = kd_exp1(x < 0.0f ? x : -x), s = u / (2.0f + u), s2 = s * s;
+    float a = 1.0f / 15.0f;
+
+    a = a * s2 + 1.0f / 13.0f;
+    a = a * s2 + 1.0f / 11.0f;
+    a = a * s2 + 1.0f / 9.0f;
+    a = a * s2 + 1.0f / 7.0f;
+    a = a * s2 + 1.0f / 5.0f;
+    a = a * s2 + 1.0f / 3.0f;
+    a = a * s2 + 1.0f;
+    return (x > 0.0f ? x : 0.0f) + 2.0f * (s * a);
+}
+
+/* The last tokens of one channel of a short convolution, and its taps. */
+struct conv_channel {
+    float w[KD_GPU_K3_TAPS], x[KD_GPU_K3_TAPS];
+
+    KD_DEV void load(const float *taps, const float *state, int64_t channels)
+    {
+#pragma unroll
+        for (int i = 0; i < KD_GPU_K3_TAPS; i++)
+            w[i] = taps[i];
+#pragma unroll
+        for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++)
+            x[i + 1] = state[i * channels];
+    }
+    KD_DEV float next(float in)
+    {
+        float sum;
+#pragma unroll
+        for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++)
+            x[i] = x[i + 1];
+        x[KD_GPU_K3_TAPS - 1] = in;
+        sum = w[0] * x[0];
+#pragma unroll
+        for (int i = 1; i < KD_GPU_K3_TAPS; i++)
+            sum += w[i] * x[i];
+        return kd_silu1(sum);
+    }
+    KD_DEV void store(float *state, int64_t channels) const
+    {
+#pragma unroll
+        for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++)
+            state[i * channels] = x[i + 1];
+    }
+};
+
+struct alignas(16) kda_shared {
+    float raw[2][KD_GPU_K3_DIM]; /* q and k after the convolution */
+    float q[KD_GPU_K3_DIM], k[KD_GPU_K3_DIM], alpha[KD_GPU_K3_DIM], o[KD_GPU_K3_DIM];
+};
+
+/* One token: thread c has column c of the state. The chains are those of kern.h's kda_step. */
+KD_DEV float kda_token(float (&S)[KD_GPU_K3_DIM], const kda_shared *s, float v, float beta)
+{
+    float r = 0, o = 0;
+
+#pragma unroll
+    for (int i = 0; i < KD_GPU_K3_DIM; i += 4) {
+        const float4 a = *(const float4 *)(s->alpha + i), k = *(const float4 *)(s->k + i);
+        S[i] *= a.x;
+        S[i + 1] *= a.y;
+        S[i + 2] *= a.z;
+        S[i + 3] *= a.w;
+        r = fmaf(k.x, S[i], r);
+        r = fmaf(k.y, S[i + 1], r);
+        r = fmaf(k.z, S[i + 2], r);
+        r = fmaf(k.w, S[i + 3], r);
+    }
+    const float d = beta * (v - r);
+    kd_sync_warp(); /* so that k is read again: registers have no room for it */
+#pragma unroll
+    for (int i = 0; i < KD_GPU_K3_DIM; i += 4) {
+        const float4 q = *(const float4 *)(s->q + i), k = *(const float4 *)(s->k + i);
+        S[i] = fmaf(k.x, d, S[i]);
+        S[i + 1] = fmaf(k.y, d, S[i + 1]);
+        S[i + 2] = fmaf(k.z, d, S[i + 2]);
+        S[i + 3] = fmaf(k.w, d, S[i + 3]);
+        o = fmaf(q.x, S[i], o);
+        o = fmaf(q.y, S[i + 1], o);
+        o = fmaf(q.z, S[i + 2], o);
+        o = fmaf(q.w, S[i + 3], o);
+    }
+    return o;
+}
+
+/* exp of the log decay of one channel. */
+KD_DEV float kda_alpha(const kd_gpu_k3_kda &a, float z, float dt, float ea)
+{
+    const float x = z + dt;
+    const float g = a.bounded ? kd_sigmoid1(x * ea) * a.lower_bound : softplus(x) * -ea;
+
+    return kd_exp1(g);
+}
+
+/* Block b: head b % heads of segment b / heads, thread c its channel c. */
+KD_KERNEL void KD_BOUNDS(KDA_THREADS, 3) kda_heads(const kd_gpu_k3_batch b, const kd_gpu_k3_kda a)
+{
+    constexpr int D = KD_GPU_K3_DIM;
+    KD_SHARED(memory);
+    kda_shared *s = (kda_shared *)memory;
+    const int c = kd_thread(), half = c % 32 / 16;
+    const int64_t heads = a.heads, h = kd_block() % heads, channels = heads * D, at = h * D + c;
+    const kd_gpu_k3_seg seg = b.seg[kd_block() / heads];
+    float *const state = seg.kda + a.state, *const S = state + h * D * D + c,
+                 *const conv = state + heads * D * D + at;
+    const int64_t stream = (KD_GPU_K3_TAPS - 1) * channels;
+    float column[D];
+    conv_channel q, k, v;
+
+#pragma unroll
+    for (int i = 0; i < D; i++)
+        column[i] = S[i * D];
+    q.load(a.q_conv + at * KD_GPU_K3_TAPS, conv, channels);
+    k.load(a.k_conv + at * KD_GPU_K3_TAPS, conv + stream, channels);
+    v.load(a.v_conv + at * KD_GPU_K3_TAPS, conv + 2 * stream, channels);
+    const float ea = a.decay[h], dt = a.dt_bias[at], norm = a.o_norm[c],
+                times = 1.0f / sqrtf((float)D);
+    for (int64_t t = seg.first; t < seg.first + seg.count; t++) {
+        const int64_t i = t * channels + at;
+        const float gate = kd_sigmoid1(a.gate[i]), beta = kd_sigmoid1(a.beta[t * heads + h]);
+        const float qc = q.next(a.q[i]), kc = k.next(a.k[i]), vc = v.next(a.v[i]);
+        s->raw[0][c] = qc;
+        s->raw[1][c] = kc;
+        s->alpha[c] = kda_alpha(a, a.z[i], dt, ea);
+        kd_sync_block();
+        const float unit = 1.0f / sqrtf(half_dot16(s->raw[half]) + 1e-6f);
+        s->q[c] = qc * kd_shuffle(unit, 0) * times;
+        s->k[c] = kc * kd_shuffle(unit, 16);
+        kd_sync_block();
+        const float o = kda_token(column, s, vc, beta);
+        s->o[c] = o;
+        kd_sync_block();
+        const float scale = 1.0f / sqrtf(half_dot16(s->o) / (float)D + a.eps);
+        a.y[i] = o * scale * norm * gate;
+    }
+#pragma unroll
+    for (int i = 0; i < D; i++)
+        S[i * D] = column[i];
+    q.store(conv, channels);
+    k.store(conv + stream, channels);
+    v.store(conv + 2 * stream, channels);
+}
+
+/* Floats in an order of unsigned integers, the largest first; NaN counts as the smallest. */
+KD_DEV uint32_t descending(float x)
+{
+    const uint32_t u = x == x ? kd_f32_bits(x + 0.0f) : 0xff800000u;
+    return u & 0x80000000u ? u : ~u & 0x7fffffffu;
+}
+
+struct route_shared {
+    float score[KD_GPU_K3_EXPERTS];
+    int32_t id[KD_GPU_K3_TOPK];
+};
+
+/* Thread 0: the fewest experts that have `mass` of the weights (kd_k3_route_mass). */
+KD_DEV void route_mass(const kd_gpu_k3_route &a, int32_t *ids, float *w)
+{
+    float all = 0, kept = 0;
+    int64_t used = 0;
+
+    for (int64_t i = 0; i < a.used; i++)
+        all += w[i];
+    for (int64_t i = 1; i < a.used; i++)
+        for (int64_t j = i; j > 0 && w[j] > w[j - 1]; j--) {
+            const float x = w[j];
+            const int32_t id = ids[j];
+            w[j] = w[j - 1];
+            ids[j] = ids[j - 1];
+            w[j - 1] = x;
+            ids[j - 1] = id;
+        }
+    while (used < a.used && (used == 0 || (double)kept < a.mass * (double)all))
+        kept += w[used++];
+    for (int64_t i = 0; i < a.used; i++) {
+        ids[i] = i < used ? ids[i] : -1;
+        w[i] = i < used ? w[i] * (all / kept) : 0.0f;
+    }
+}
+
+/* The chosen ids and their weights; score: of all experts, id: the chosen, in order. */
+KD_DEV void route_weights(const kd_gpu_k3_route &a, const route_shared *s, int32_t *ids, float *w)
+{
+    const int lane = kd_thread();
+    float sum = 0;
+
+    for (int64_t i = 0; i < a.used; i++)
+        sum += s->score[s->id[i]];
+    if (lane < a.topk) {
+        const bool there = lane < a.used;
+        const float x = there ? s->score[s->id[lane]] : 0.0f;
+        ids[lane] = there ? s->id[lane] : -1;
+        w[lane] = there ? (a.renormalize ? x / (sum + 1e-20f) : x) * a.scale : 0.0f;
+    }
+    kd_sync_warp();
+    if (a.mass > 0 && lane == 0)
+        route_mass(a, ids, w);
+}
+
+/* Block b, one warp: row b. Lane l has experts 32 i + l. */
+KD_KERNEL void KD_BOUNDS(32, 1) route_rows(const kd_gpu_k3_route a)
+{
+    KD_SHARED(memory);
+    route_shared *s = (route_shared *)memory;
+    const int lane = kd_thread();
+    const int64_t row = kd_block();
+    uint32_t key[ROUTE_LANE];
+
+#pragma unroll
+    for (int i = 0; i < ROUTE_LANE; i++) {
+        const int e = 32 * i + lane;
+        key[i] = 0xffffffffu; /* no expert, or one that is taken */
+        if (e < a.experts) {
+            const float x = kd_sigmoid1(a.logits[row * a.experts + e]);
+            s->score[e] = x;
+            key[i] = descending(x + a.bias[e]);
+        }
+    }
+    for (int64_t n = 0; n < a.used; n++) {
+        uint32_t best = 0xffffffffu;
+        int at = 0;
+#pragma unroll
+        for (int i = 0; i < ROUTE_LANE; i++) {
+            at = key[i] < best ? i : at;
+            best = key[i] < best ? key[i] : best;
+        }
+        const uint32_t least = kd_warp_min(best),
+                       id = kd_warp_min(best == least ? 32u * (uint32_t)at + (uint32_t)lane
+                                                      : 0xffffffffu);
+#pragma unroll
+        for (int i = 0; i < ROUTE_LANE; i++)
+            key[i] = id == 32u * (uint32_t)i + (uint32_t)lane ? 0xffffffffu : key[i];
+        if (lane == 0)
+            s->id[n] = (int32_t)id;
+    }
+    kd_sync_warp();
+    route_weights(a, s, a.ids + row * a.topk, a.w + row * a.topk);
+}
+
+} // namespace kd_k3
+
+#endif
