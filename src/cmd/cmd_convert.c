@@ -324,7 +324,7 @@ static int check_disk(const struct work *w, struct kd_err *err)
     for (int i = 0; i < w->jobs; i++)
         need += kd_job_disk_bytes(&w->job[i]);
     if (o.discard)
-        need += kd_discard_disk(&w->discard, w->job, &o.check);
+        need += kd_discard_disk(&w->discard, w->job, w->jobs, &o.check);
     int64_t have = kd_disk_free_bytes(w->job[0].dst);
     char needed[32], free_now[32];
     kd_show_bytes(needed, sizeof needed, need);

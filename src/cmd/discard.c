@@ -1,5 +1,7 @@
 #include "cmd/discard.h"
 
+#include "base/log.h"
+#include "base/mem.h"
 #include "base/progress.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
@@ -38,8 +40,8 @@ static bool wanted(const struct kd_discard *d, const struct kd_job *jobs, int co
     return false;
 }
 
-static int open_pass(struct kd_discard *d, const struct kd_run *run,
-                     const struct kd_discard_check *check, struct kd_err *err)
+static int open_pass(struct kd_discard *d, const struct kd_run *run, const struct kd_job *jobs,
+                     int count, const struct kd_discard_check *check, struct kd_err *err)
 {
     char work[2400], name[128];
     if (!check->text)
@@ -56,7 +58,61 @@ static int open_pass(struct kd_discard *d, const struct kd_run *run,
                                 .rows = check->rows,
                                 .cols = check->cols,
                                 .stop = &kd_cmd_stop};
-    return kd_pass_open(&d->pass, run, kd_window_ckpt(d->win), &plan, err);
+    if (kd_pass_open(&d->pass, run, kd_window_ckpt(d->win), &plan, err) ||
+        kd_mem_zero(&d->made, count, sizeof(struct kd_pass *), "checks", err))
+        return -1;
+    plan.of = d->pass;
+    for (int i = 0; i < count; i++) {
+        kd_check_name(name, sizeof name, jobs[i].dst);
+        snprintf(work, sizeof work, "%s/check.%s", d->dir, name);
+        if (kd_pass_open(&d->made[i], run, kd_window_ckpt(d->win), &plan, err))
+            return -1;
+        d->made_count++;
+    }
+    return 0;
+}
+
+/* How the model stands against its source after a layer, for the log. */
+static int note(const struct kd_discard *d, const struct kd_job *j, const struct kd_pass *made,
+                int64_t l, struct kd_err *err)
+{
+    const struct kd_side *s = kd_pass_side(made);
+    struct kd_pass_kept src, dst;
+    struct kd_agreement agree = {0};
+    if (!kd_k3_is_moe(&j->cfg, l))
+        return 0;
+    if (kd_pass_load(d->pass, l, &src, err))
+        return -1;
+    int rc = kd_pass_load(made, l, &dst, err);
+    if (!rc) {
+        kd_router_add(&agree, src.ids, dst.ids, src.margin, s->rows * s->cols, j->cfg.topk);
+        kd_log(KD_LOG_INFO, "convert", "layer=%lld model=\"%s\" router=%.4f msg=checked",
+               (long long)l, j->dst, kd_router_share(&agree));
+        kd_map_release(&dst.map);
+    }
+    kd_map_release(&src.map);
+    return rc;
+}
+
+/* The rows of the check through what was made of layer l, of each model that has not had them. */
+static int made_layer(struct kd_discard *d, const struct kd_job *jobs, int64_t l,
+                      struct kd_err *err)
+{
+    char name[64], path[4096];
+    for (int i = 0; i < d->made_count; i++) {
+        struct kd_ckpt *ck;
+        if (kd_pass_next(d->made[i]) != l)
+            continue;
+        kd_rates_shard_name(&jobs[i].rates, (int32_t)l, name, sizeof name);
+        if (kd_path_join(path, sizeof path, jobs[i].dst, name, err) ||
+            kd_ckpt_open(&ck, path, false, err))
+            return -1;
+        int rc = kd_pass_layer(d->made[i], ck, err);
+        kd_ckpt_close(ck);
+        if (rc || note(d, &jobs[i], d->made[i], l, err))
+            return -1;
+    }
+    return 0;
 }
 
 static int one_layer(struct kd_discard *d, struct kd_job *jobs, int count, int64_t l,
@@ -68,7 +124,7 @@ static int one_layer(struct kd_discard *d, struct kd_job *jobs, int count, int64
         kd_window_ahead(d->win, l + 1);
     /* The check first: its stream is saved, and a layer whose shard is sealed is never read again.
      */
-    if (d->pass && kd_pass_next(d->pass) == l && kd_pass_layer(d->pass, err))
+    if (d->pass && kd_pass_next(d->pass) == l && kd_pass_layer(d->pass, NULL, err))
         return -1;
     for (int i = 0; i < count; i++)
         if (kd_job_layer(&jobs[i], l, err))
@@ -93,8 +149,6 @@ static int ends(struct kd_discard *d, struct kd_job *jobs, int count, struct kd_
     if (d->pass &&
         (kd_source_id_receipt(jobs->dst, id, err) || kd_pass_finish(d->pass, d->ref, id, err)))
         return -1;
-    kd_pass_close(d->pass);
-    d->pass = NULL;
     return kd_window_done(d->win, layers, err);
 }
 
@@ -112,31 +166,32 @@ int kd_discard_run(struct kd_discard *d, const struct kd_run *run, struct kd_job
         if (kd_job_start(&jobs[i], err))
             return -1;
     }
-    if (open_pass(d, run, check, err))
+    if (open_pass(d, run, jobs, count, check, err))
         return -1;
     for (int64_t l = 0; l < layers; l++) {
-        if (wanted(d, jobs, count, l) && one_layer(d, jobs, count, l, err))
-            return -1;
-        if (kd_window_done(d->win, l, err))
+        if ((wanted(d, jobs, count, l) && one_layer(d, jobs, count, l, err)) ||
+            made_layer(d, jobs, l, err) || kd_window_done(d->win, l, err))
             return -1;
     }
     return ends(d, jobs, count, err);
 }
 
-int64_t kd_discard_disk(const struct kd_discard *d, const struct kd_job *j,
+int64_t kd_discard_disk(const struct kd_discard *d, const struct kd_job *jobs, int count,
                         const struct kd_discard_check *check)
 {
     int64_t bytes = kd_window_stats(d->win).largest_three_bytes;
-    const struct kd_k3_cfg *c = &j->cfg;
+    const struct kd_k3_cfg *c = &jobs->cfg;
     int64_t cols = check->cols ? check->cols : 512;
     if (!check->text)
         return bytes;
-    /* Two copies of the stream and its banks, routing and margins of every layer, the reference. */
+    /* Of the source and each model two copies of the stream and its banks, of every layer routing,
+     * margins and samples; the reference, which has those too. */
     int64_t text = kd_file_size(check->text, NULL);
     int64_t tokens = check->rows ? check->rows * cols : text > 0 ? text : 0;
     int64_t plane = tokens * c->hidden * 4;
-    bytes += plane * (2 * (kd_k3_banks(c) + 1) + 2) + 2 * tokens * (c->topk + 1) * 4 * c->layers;
-    return bytes + 2 * 2048 * c->hidden * 4 * c->layers + c->vocab * c->hidden * 2;
+    int64_t kept = (tokens * (c->topk + 1) * 4 + 2048 * c->hidden * 4) * c->layers;
+    bytes += (1 + count) * (2 * plane * (kd_k3_banks(c) + 1) + kept);
+    return bytes + kept + plane + c->vocab * c->hidden * 4;
 }
 
 static int put(const char *dst, const char *name, const struct kd_check *c,
@@ -167,7 +222,8 @@ int kd_discard_figures(struct kd_discard *d, const struct kd_run *run, const str
     if (!*d->ref)
         return 0;
     for (int i = 0; i < count; i++) {
-        struct kd_check_plan plan = {.dst = jobs[i].dst, .ref_in = d->ref, .stop = &kd_cmd_stop};
+        struct kd_check_plan plan = {
+            .dst = jobs[i].dst, .ref_in = d->ref, .made = d->made[i], .stop = &kd_cmd_stop};
         struct kd_check c;
         int rc = kd_check_run(&c, run, &plan, err);
         kd_verdict_judge(&v, &c);
@@ -214,10 +270,12 @@ void kd_discard_json(const struct kd_discard *d, struct kd_jw *w)
 
 int kd_discard_close(struct kd_discard *d, bool done, struct kd_err *err)
 {
+    for (int i = 0; i < d->made_count; i++)
+        kd_pass_close(d->made[i]);
+    kd_mem_free(d->made);
     kd_pass_close(d->pass);
     kd_buf_release(&d->source);
     int rc = kd_window_close(d->win, done, err);
-    d->win = NULL;
-    d->pass = NULL;
+    memset(d, 0, sizeof *d);
     return rc;
 }

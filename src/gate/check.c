@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "base/progress.h"
+#include "gate/pass.h"
 #include "gate/ref.h"
 #include "gate/rows.h"
 #include "gate/side.h"
@@ -25,7 +26,7 @@ struct work {
     struct kd_corpus text;
     const int32_t *ids, *doc;
     uint8_t *special;
-    float *sample; /* [samples][hidden] of the source's stream */
+    float *sample, *made_sample; /* [samples][hidden] of the source's stream, of the model's */
     struct kd_pos *pos;
 };
 
@@ -197,62 +198,78 @@ static int begin(struct work *w, struct kd_err *err)
     c->layer_count = w->dst.cfg.layers;
     if (kd_mem_zero(&c->layer, c->layer_count, sizeof *c->layer, "layers", err) ||
         kd_mem_new(&w->pos, c->tokens, sizeof *w->pos, "positions", err) ||
-        kd_mem_new(&w->sample, c->stream_samples * w->dst.cfg.hidden, 4, "stream samples", err))
+        kd_mem_new(&w->sample, c->stream_samples * w->dst.cfg.hidden, 4, "stream samples", err) ||
+        kd_mem_new(&w->made_sample, c->stream_samples * w->dst.cfg.hidden, 4, "stream samples",
+                   err))
         return -1;
     if (!p->ref_in &&
         kd_side_begin(&w->src, w->run, w->ids, c->rows, c->cols, true, p->work, "src", err))
         return -1;
-    if (kd_side_begin(&w->dst, w->run, w->ids, c->rows, c->cols, false, p->work, "dst", err))
+    if (p->made)
+        kd_side_go_on(&w->dst, kd_pass_side(p->made));
+    else if (kd_side_begin(&w->dst, w->run, w->ids, c->rows, c->cols, false, p->work, "dst", err))
         return -1;
     return p->ref_out ? begin_out(w, err) : 0;
 }
 
-static const float *sample_row(const struct work *w, const float *stream, int64_t i)
+/* The sampled rows of a stream. */
+static void sample(const struct work *w, const float *stream, float *out)
 {
-    return stream + kd_check_sample(w->c->tokens, w->c->stream_samples, i) * w->dst.cfg.hidden;
+    int64_t hidden = w->dst.cfg.hidden, n = w->c->stream_samples;
+    for (int64_t i = 0; i < n; i++)
+        memcpy(out + i * hidden, stream + kd_check_sample(w->c->tokens, n, i) * hidden,
+               (size_t)hidden * 4);
 }
 
-/* |p_dst - p_src| / |p_src|; src holds the samples alone. */
-static double stream_error(const struct work *w, const float *src)
+/* |p_dst - p_src| / |p_src| over samples. */
+static double stream_error(const struct work *w, const float *src, const float *dst)
 {
     double diff = 0, base = 0;
-    int64_t hidden = w->dst.cfg.hidden;
-    for (int64_t i = 0; i < w->c->stream_samples; i++) {
-        const float *a = src + i * hidden, *b = sample_row(w, w->dst.p, i);
-        for (int64_t j = 0; j < hidden; j++) {
-            double x = (double)a[j], d = (double)b[j] - x;
-            diff += d * d;
-            base += x * x;
-        }
+    int64_t n = w->c->stream_samples * w->dst.cfg.hidden;
+    for (int64_t i = 0; i < n; i++) {
+        double x = (double)src[i], d = (double)dst[i] - x;
+        diff += d * d;
+        base += x * x;
     }
     return base > 0 ? sqrt(diff / base) : 0;
+}
+
+/* The model's side of a layer against the source's: computed now, or while it was made. */
+static int hold_against(struct work *w, int64_t l, const struct kd_pass_kept *src,
+                        struct kd_err *err)
+{
+    const struct kd_check_plan *p = w->plan;
+    struct kd_check_layer *L = &w->c->layer[l];
+    struct kd_pass_kept dst = {.ids = w->dst.ids, .stream = w->made_sample};
+    if (p->made ? kd_pass_load(p->made, l, &dst, err)
+                : kd_side_layer(&w->dst, w->run, l, p->stop, err))
+        return kd_wrap(err, "%s", w->c->dst_name);
+    if (!p->made)
+        sample(w, w->dst.p, w->made_sample);
+    if (L->moe)
+        kd_router_add(&L->agree, src->ids, dst.ids, src->margin, w->c->tokens, w->dst.cfg.topk);
+    L->stream = stream_error(w, src->stream, dst.stream);
+    kd_map_release(&dst.map);
+    return 0;
 }
 
 static int run_layer(struct work *w, int64_t l, struct kd_err *err)
 {
     const struct kd_check_plan *p = w->plan;
     struct kd_check_layer *L = &w->c->layer[l];
-    int64_t hidden = w->dst.cfg.hidden;
-    const int32_t *ids = w->src.ids;
-    const float *margin = w->src.margin, *stream = w->sample;
+    struct kd_pass_kept src = {.ids = w->src.ids, .margin = w->src.margin, .stream = w->sample};
     L->moe = kd_k3_is_moe(&w->dst.cfg, l);
     if (p->ref_in) {
-        kd_ref_layer(&w->ref, l, &ids, &margin, &stream);
+        kd_ref_layer(&w->ref, l, &src.ids, &src.margin, &src.stream);
     } else {
         if (kd_side_layer(&w->src, w->run, l, p->stop, err))
             return kd_wrap(err, "source");
-        for (int64_t i = 0; i < w->c->stream_samples; i++)
-            memcpy(w->sample + i * hidden, sample_row(w, w->src.p, i), (size_t)hidden * 4);
+        sample(w, w->src.p, w->sample);
     }
-    if (p->ref_out && kd_ref_put_layer(&w->out, &w->head, L->moe ? ids : NULL,
-                                       L->moe ? margin : NULL, stream, err))
+    if (p->ref_out && kd_ref_put_layer(&w->out, &w->head, L->moe ? src.ids : NULL,
+                                       L->moe ? src.margin : NULL, src.stream, err))
         return -1;
-    if (kd_side_layer(&w->dst, w->run, l, p->stop, err))
-        return kd_wrap(err, "%s", w->c->dst_name);
-    if (L->moe)
-        kd_router_add(&L->agree, ids, w->dst.ids, margin, w->c->tokens, w->dst.cfg.topk);
-    L->stream = stream_error(w, stream);
-    return 0;
+    return hold_against(w, l, &src, err);
 }
 
 static int compare(struct work *w, struct kd_err *err)
@@ -289,7 +306,8 @@ static int compare(struct work *w, struct kd_err *err)
 static int measure(struct work *w, struct kd_err *err)
 {
     struct kd_check *c = w->c;
-    int64_t passes = (w->plan->ref_in ? 1 : 2) * c->layer_count + 1;
+    int64_t sides = !w->plan->ref_in + !w->plan->made;
+    int64_t passes = sides * c->layer_count + 1;
     kd_progress_begin("check", "tokens", passes * c->tokens, 0);
     for (int64_t l = 0; l < c->layer_count; l++) {
         char note[64];
@@ -341,6 +359,7 @@ int kd_check_run(struct kd_check *c, const struct kd_run *run, const struct kd_c
     kd_corpus_release(&w.text);
     kd_mem_free(w.special);
     kd_mem_free(w.sample);
+    kd_mem_free(w.made_sample);
     kd_mem_free(w.pos);
     return rc;
 }

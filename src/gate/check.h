@@ -60,12 +60,15 @@ struct kd_check {
     struct kd_battery battery;
 };
 
+struct kd_pass;
 struct kd_check_plan {
     const char *src; /* NULL with ref_in, or the model that the reference must be of */
     const char *dst;
     const char *text; /* may be NULL with ref_in */
     const char *ref_in, *ref_out;
-    const char *work;         /* folder for the streams; NULL: memory */
+    const char *work; /* folder for the streams; NULL: memory */
+    /* With ref_in: dst's streams through all its layers, taken while it was made (gate/pass.h). */
+    const struct kd_pass *made;
     int64_t rows, cols;       /* rows 0: all there are; cols 0: 512, or the reference's */
     const volatile int *stop; /* looked at between blocks; may be NULL */
 };

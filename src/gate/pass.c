@@ -24,7 +24,8 @@ struct kd_pass {
     struct kd_pass_plan plan; /* work and name: the copies below */
     char work[4096], name[128];
     struct kd_side side;
-    struct kd_corpus text;
+    struct kd_corpus own;         /* of the source's half */
+    const struct kd_corpus *text; /* own, or the source's */
     uint8_t *special;
     float *sample; /* [samples][hidden] */
     int64_t samples, tokens, next;
@@ -103,9 +104,9 @@ static int settings(const struct kd_pass *p, struct kd_err *err)
     kd_buf_init(&old, 4096);
     struct kd_jw w = {.out = &now};
     kd_jw_open(&w, NULL, '{');
-    kd_jw_str(&w, "text_sha256", p->text.sha256);
-    kd_jw_int(&w, "rows", p->text.rows);
-    kd_jw_int(&w, "cols", p->text.cols);
+    kd_jw_str(&w, "text_sha256", p->text->sha256);
+    kd_jw_int(&w, "rows", p->text->rows);
+    kd_jw_int(&w, "cols", p->text->cols);
     kd_jw_int(&w, "layers", p->side.cfg.layers);
     kd_jw_int(&w, "hidden", p->side.cfg.hidden);
     kd_jw_close(&w, '}');
@@ -165,16 +166,18 @@ static int begin(struct kd_pass *p, struct kd_ckpt *ck, struct kd_err *err)
     const struct kd_pass_plan *plan = &p->plan;
     if (kd_side_take(&p->side, ck, err))
         return -1;
-    if (kd_check_rows(&p->text, &p->special, plan->text, kd_ckpt_dir(ck), plan->rows,
-                      plan->cols ? plan->cols : 512, p->side.cfg.vocab, err) ||
+    p->side.quiet = true;
+    p->text = plan->of ? plan->of->text : &p->own;
+    if ((!plan->of && kd_check_rows(&p->own, &p->special, plan->text, kd_ckpt_dir(ck), plan->rows,
+                                    plan->cols ? plan->cols : 512, p->side.cfg.vocab, err)) ||
         settings(p, err))
         return -1;
-    p->tokens = p->text.rows * p->text.cols;
+    p->tokens = p->text->rows * p->text->cols;
     p->samples = kd_check_samples(p->tokens);
     if (kd_mem_new(&p->sample, p->samples * p->side.cfg.hidden, sizeof *p->sample, "stream samples",
                    err) ||
-        kd_side_begin(&p->side, p->run, p->text.ids, p->text.rows, p->text.cols, true, plan->work,
-                      "src", err))
+        kd_side_begin(&p->side, p->run, p->text->ids, p->text->rows, p->text->cols, !plan->of,
+                      plan->work, "src", err))
         return -1;
     return take_up(p, err);
 }
@@ -208,11 +211,12 @@ int64_t kd_pass_next(const struct kd_pass *p)
     return p->next;
 }
 
-/* Routing [T][topk], margins [T] (both of MoE layers alone), samples [samples][hidden]. */
+/* Routing [T][topk] of MoE layers, margins [T] of those of the source, samples [samples][hidden].
+ */
 static int64_t layer_bytes(const struct kd_pass *p, int64_t layer)
 {
     const struct kd_k3_cfg *c = &p->side.cfg;
-    int64_t routed = kd_k3_is_moe(c, layer) ? p->tokens * (c->topk + 1) * 4 : 0;
+    int64_t routed = kd_k3_is_moe(c, layer) ? p->tokens * (c->topk + !p->plan.of) * 4 : 0;
     return routed + p->samples * c->hidden * 4;
 }
 
@@ -226,8 +230,11 @@ static int save_layer(struct kd_pass *p, int64_t layer, struct kd_err *err)
     at = all;
     if (kd_k3_is_moe(c, layer)) {
         memcpy(at, p->side.ids, (size_t)ids);
-        memcpy(at + ids, p->side.margin, (size_t)margin);
-        at += ids + margin;
+        at += ids;
+    }
+    if (kd_k3_is_moe(c, layer) && !p->plan.of) {
+        memcpy(at, p->side.margin, (size_t)margin);
+        at += margin;
     }
     memcpy(at, p->sample, (size_t)(p->samples * c->hidden * 4));
     struct saved h = head_of(p, all, bytes);
@@ -236,14 +243,40 @@ static int save_layer(struct kd_pass *p, int64_t layer, struct kd_err *err)
     return rc;
 }
 
-int kd_pass_layer(struct kd_pass *p, struct kd_err *err)
+int kd_pass_load(const struct kd_pass *p, int64_t layer, struct kd_pass_kept *k, struct kd_err *err)
+{
+    const struct kd_k3_cfg *c = &p->side.cfg;
+    struct saved h;
+    memset(k, 0, sizeof *k);
+    if (load(p, "layer", layer, layer_bytes(p, layer), &k->map, &h, err))
+        return -1;
+    const uint8_t *at = k->map.data + sizeof h;
+    if (kd_k3_is_moe(c, layer)) {
+        k->ids = (const void *)at;
+        at += p->tokens * c->topk * 4;
+    }
+    if (k->ids && !p->plan.of) {
+        k->margin = (const void *)at;
+        at += p->tokens * 4;
+    }
+    k->stream = (const void *)at;
+    return 0;
+}
+
+const struct kd_side *kd_pass_side(const struct kd_pass *p)
+{
+    return &p->side;
+}
+
+int kd_pass_layer(struct kd_pass *p, struct kd_ckpt *ck, struct kd_err *err)
 {
     struct kd_side *s = &p->side;
     int64_t layer = p->next, banks = s->banks, hidden = s->cfg.hidden;
     if (layer >= s->cfg.layers)
         return 0;
-    if (kd_side_layer(s, p->run, layer, p->plan.stop, err))
-        return kd_wrap(err, "check of the source");
+    if (ck ? kd_side_layer_of(s, p->run, ck, layer, p->plan.stop, err)
+           : kd_side_layer(s, p->run, layer, p->plan.stop, err))
+        return kd_wrap(err, p->plan.of ? "check of the model" : "check of the source");
     for (int64_t i = 0; i < p->samples; i++)
         memcpy(p->sample + i * hidden, s->p + kd_check_sample(p->tokens, p->samples, i) * hidden,
                (size_t)hidden * 4);
@@ -263,19 +296,14 @@ static int write_ref(struct kd_pass *p, struct kd_ref_out *out, const char *ref,
                      const struct kd_ref_head *head, struct kd_err *err)
 {
     const struct kd_k3_cfg *c = &p->side.cfg;
-    if (kd_ref_create(out, ref, head, &p->text, p->special, &p->side.ends.head, err))
+    if (kd_ref_create(out, ref, head, p->text, p->special, &p->side.ends.head, err))
         return -1;
     for (int64_t l = 0; l < c->layers; l++) {
-        struct kd_map m;
-        struct saved h;
-        if (load(p, "layer", l, layer_bytes(p, l), &m, &h, err))
+        struct kd_pass_kept k;
+        if (kd_pass_load(p, l, &k, err))
             return -1;
-        const uint8_t *ids = m.data + sizeof h, *margin = ids + p->tokens * c->topk * 4;
-        bool moe = kd_k3_is_moe(c, l);
-        const uint8_t *stream = moe ? margin + p->tokens * 4 : ids;
-        int rc = kd_ref_put_layer(out, head, moe ? (const void *)ids : NULL,
-                                  moe ? (const void *)margin : NULL, (const void *)stream, err);
-        kd_map_release(&m);
+        int rc = kd_ref_put_layer(out, head, k.ids, k.margin, k.stream, err);
+        kd_map_release(&k.map);
         if (rc)
             return -1;
     }
@@ -291,9 +319,9 @@ int kd_pass_finish(struct kd_pass *p, const char *ref, const char *source_id, st
     struct kd_ref_out out = {.open = false};
     if (kd_sizes_of(p->side.ck, &sizes, err))
         return -1;
-    struct kd_ref_head head = {.rows = p->text.rows,
-                               .cols = p->text.cols,
-                               .docs = p->text.doc_count,
+    struct kd_ref_head head = {.rows = p->text->rows,
+                               .cols = p->text->cols,
+                               .docs = p->text->doc_count,
                                .hidden = c->hidden,
                                .layers = c->layers,
                                .dense_layers = c->dense_layers,
@@ -304,7 +332,7 @@ int kd_pass_finish(struct kd_pass *p, const char *ref, const char *source_id, st
                                .head_type = p->side.ends.head.type,
                                .weights = kd_sizes_weights(&sizes),
                                .file_bytes = sizes.file_bytes};
-    snprintf(head.text_sha256, sizeof head.text_sha256, "%s", p->text.sha256);
+    snprintf(head.text_sha256, sizeof head.text_sha256, "%s", p->text->sha256);
     snprintf(head.source_id, sizeof head.source_id, "%s", source_id);
     snprintf(head.name, sizeof head.name, "%s", p->plan.name);
     int rc = write_ref(p, &out, ref, &head, err);
@@ -317,7 +345,7 @@ void kd_pass_close(struct kd_pass *p)
     if (!p)
         return;
     kd_side_close(&p->side);
-    kd_corpus_release(&p->text);
+    kd_corpus_release(&p->own);
     kd_mem_free(p->special);
     kd_mem_free(p->sample);
     kd_mem_free(p);

@@ -157,7 +157,8 @@ static int run_block(struct kd_side *s, const struct kd_run *run, const struct b
     for (int64_t at = 0; at < s->cols && !rc; at += piece) {
         int64_t n = s->cols - at < piece ? s->cols - at : piece;
         rc = run_piece(s, run, b, at, n, after, err);
-        kd_progress_add(n * b->count, NULL);
+        if (!s->quiet)
+            kd_progress_add(n * b->count, NULL);
     }
     while (made-- > 0)
         kd_k3_state_release(&b->state[made]);
@@ -209,6 +210,32 @@ int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer,
     kd_k3_layer_release(&L);
     forget(s, layer);
     return rc;
+}
+
+int kd_side_layer_of(struct kd_side *s, const struct kd_run *run, struct kd_ckpt *ck, int64_t layer,
+                     const volatile int *stop, struct kd_err *err)
+{
+    struct kd_ckpt *own = s->ck;
+    struct kd_store *store, *mine = s->store;
+    if (kd_k3_store_open(&store, &s->cfg, ck, NULL, err))
+        return -1;
+    s->ck = ck;
+    s->store = store;
+    int rc = kd_side_layer(s, run, layer, stop, err);
+    s->ck = own;
+    s->store = mine;
+    kd_k3_store_close(store);
+    return rc;
+}
+
+void kd_side_go_on(struct kd_side *s, const struct kd_side *from)
+{
+    s->p = from->p;
+    s->bank = from->bank;
+    s->banks = from->banks;
+    s->started = from->started;
+    s->rows = from->rows;
+    s->cols = from->cols;
 }
 
 int kd_side_final(struct kd_side *s, const struct kd_run *run, struct kd_err *err)

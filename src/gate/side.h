@@ -9,6 +9,7 @@
 struct kd_side {
     struct kd_ckpt *ck;
     bool borrowed; /* ck is somebody else's */
+    bool quiet;    /* says nothing of its progress: somebody else counts */
     struct kd_k3_cfg cfg;
     struct kd_store *store;
     struct kd_k3_ends ends;
@@ -32,6 +33,11 @@ int kd_side_begin(struct kd_side *s, const struct kd_run *run, const int32_t *id
                   struct kd_err *err) KD_MUST;
 int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer,
                   const volatile int *stop, struct kd_err *err) KD_MUST;
+/* The same with the layer's weights out of another checkpoint, which need not hold more. */
+int kd_side_layer_of(struct kd_side *s, const struct kd_run *run, struct kd_ckpt *ck, int64_t layer,
+                     const volatile int *stop, struct kd_err *err) KD_MUST;
+/* Goes on where `from` is, on its streams, which stay from's. */
+void kd_side_go_on(struct kd_side *s, const struct kd_side *from);
 /* Final hidden states, normed, in place of p. */
 int kd_side_final(struct kd_side *s, const struct kd_run *run, struct kd_err *err) KD_MUST;
 void kd_side_close(struct kd_side *s);

@@ -99,6 +99,11 @@ def main():
             assert told["fetched_bytes"] == sum(sizes), told
             assert "never more than" in text and not (d / "hub/.source").exists() and not (d / "hub/.work").exists()
 
+            # The model's half of the check keeps up: a layer's routers are compared before the next one is sealed.
+            log = re.findall(r"layer=(\d+) .*msg=(sealed|checked)", (d / "hub/convert.log").read_text())
+            moe = [(str(l), what) for l in range(4) for what in (("sealed", "checked") if l else ("sealed",))]
+            assert log == moe, log
+
             # From a plain folder, whose digests nobody says; two rates in one pass; the reference is kept.
             run("convert", s.url + "/m", d / "web", *FEW, "--bpw", "2.3,3", "--discard-source", *CHECK, "--save-ref", d / "ref")
             same_model(d / "local", d / "web/2.3")
