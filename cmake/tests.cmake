@@ -138,13 +138,13 @@ if(KD_CUDA)
   foreach(f ${gpu})
     get_filename_component(name ${f} NAME_WE)
     add_executable(gpu_${name} EXCLUDE_FROM_ALL ${f})
-    target_include_directories(gpu_${name} PRIVATE src)
+    target_include_directories(gpu_${name} PRIVATE src tests)
     target_compile_definitions(gpu_${name} PRIVATE _GNU_SOURCE)
     target_compile_options(gpu_${name} PRIVATE ${KD_CUDA_OPTIONS})
-    target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_gpu_cuda> $<TARGET_FILE:kd_kern>
-                          $<TARGET_FILE:kd_base> CUDA::cudart_static PkgConfig::POPT PkgConfig::JANSSON
-                          PkgConfig::CRYPTO Threads::Threads m)
-    add_dependencies(gpu_${name} kd_gpu_cuda kd_kern kd_base)
+    target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la> $<TARGET_FILE:kd_gpu_cuda>
+                          $<TARGET_FILE:kd_kern> $<TARGET_FILE:kd_base> CUDA::cudart_static PkgConfig::POPT
+                          PkgConfig::JANSSON PkgConfig::CRYPTO Threads::Threads m)
+    add_dependencies(gpu_${name} kd_codec kd_la kd_gpu_cuda kd_kern kd_base)
     add_dependencies(kd_cuda_tests gpu_${name})
     add_test(NAME gpu/${name} COMMAND gpu_${name})
     kd_test(gpu/${name} ${f} gpu 300 "")
@@ -155,19 +155,27 @@ endif()
 # half floats.
 find_program(KD_CLANGXX clang++-19)
 if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN AND NOT KD_FUZZ)
-  set(object ${CMAKE_BINARY_DIR}/gpu_emulated_search.o)
-  add_custom_command(OUTPUT ${object}
-                     COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
-                             -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests -MD -MF ${object}.d -c
-                             ${CMAKE_SOURCE_DIR}/tests/gpu/emulated_search.cpp -o ${object}
-                     DEPENDS tests/gpu/emulated_search.cpp DEPFILE ${object}.d VERBATIM)
-  add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/gpu_emulated_search
-                     COMMAND ${KD_CLANGXX} ${object} $<TARGET_FILE:kd_kern> $<TARGET_FILE:kd_base> -ljansson -lpopt
-                             -lcrypto -lpthread -lm -o ${CMAKE_BINARY_DIR}/gpu_emulated_search
-                     DEPENDS ${object} kd_kern kd_base VERBATIM)
-  add_custom_target(gpu_emulated ALL DEPENDS ${CMAKE_BINARY_DIR}/gpu_emulated_search)
-  add_test(NAME gpu/emulated_search COMMAND ${CMAKE_BINARY_DIR}/gpu_emulated_search)
-  kd_test(gpu/emulated_search tests/gpu/emulated_search.cpp cli 120 "")
+  add_custom_target(gpu_emulated ALL)
+  file(GLOB emulated CONFIGURE_DEPENDS tests/gpu/emulated_*.cpp)
+  foreach(f ${emulated})
+    get_filename_component(name ${f} NAME_WE)
+    set(program ${CMAKE_BINARY_DIR}/gpu_${name})
+    add_custom_command(OUTPUT ${program}.o
+                       COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
+                               -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests
+                               -I${CMAKE_SOURCE_DIR}/tests/gpu/fake -MD -MF ${program}.d -c ${f}
+                               -o ${program}.o
+                       DEPENDS ${f} DEPFILE ${program}.d VERBATIM)
+    add_custom_command(OUTPUT ${program}
+                       COMMAND ${KD_CLANGXX} ${program}.o $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la>
+                               $<TARGET_FILE:kd_kern> $<TARGET_FILE:kd_base> -ljansson -lpopt -lcrypto -lpthread -lm
+                               -o ${program}
+                       DEPENDS ${program}.o kd_codec kd_la kd_kern kd_base VERBATIM)
+    add_custom_target(gpu_${name}_built DEPENDS ${program})
+    add_dependencies(gpu_emulated gpu_${name}_built)
+    add_test(NAME gpu/${name} COMMAND ${program})
+    kd_test(gpu/${name} ${f} cli 120 "")
+  endforeach()
 endif()
 
 # The style of the tree: once, with the build that ships.

@@ -158,6 +158,8 @@ static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p,
     int count = 0, used = 0;
 
     memset(p, 0, sizeof *p);
+    p->ldlq.target = p->scale.target = d->target;
+    p->ldlq.states = p->scale.states = d->states;
     for (struct kd_encode_job *j = d->active; j && count < KD_ENCODE_JOBS; j = j->next)
         list[count++] = j;
     for (int i = 0; i < count; i++) {

@@ -15,12 +15,13 @@
 #include <ucontext.h>
 
 #include <functional>
+#include <mutex>
 #include <vector>
 
 #define KD_DEV    inline
 #define KD_KERNEL static
 #define KD_BOUNDS(threads, blocks)
-#define KD_ARGS const
+#define KD_ARGS         const
 #define KD_SHARED(name) unsigned char *name = kd_emulated.shared
 
 struct uint2 {
@@ -92,7 +93,11 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
 {
     kd_emulated_block &e = kd_emulated;
     const size_t stack = 96 << 10;
-    std::vector<unsigned char> stacks(stack * (size_t)threads), memory(shared + 16);
+    static std::vector<unsigned char> stacks; /* kept: their pages cost more than the threads */
+    std::vector<unsigned char> memory(shared + 16);
+
+    if (stacks.size() < stack * (size_t)threads)
+        stacks.resize(stack * (size_t)threads);
 
     e.kernel = kernel;
     e.blocks = blocks;
@@ -130,8 +135,14 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
     }
 }
 
+/* One at a time, whichever thread of the host it is. */
+static std::mutex kd_emulated_one;
 #define KD_LAUNCH(kernel, blocks, threads, shared, stream, ...)                                    \
-    kd_emulate((int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); })
+    do {                                                                                           \
+        std::lock_guard<std::mutex> one(kd_emulated_one);                                          \
+        (void)(stream);                                                                            \
+        kd_emulate((int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); });        \
+    } while (0)
 
 KD_DEV int kd_thread(void)
 {

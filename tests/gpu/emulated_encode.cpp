@@ -1,0 +1,159 @@
+/* Encoding with the device's own program on the CPU: src/gpu/encode.cu over a fake runtime, kernels
+ * emulated, the searches by the CPU's kernel. Bytes are the CPU's, lanes wait for memory, a device
+ * that fails ends all of them with its sentence. */
+#define KD_GPU_EMULATE
+#include "gpu/encode.cu"
+#include "gpu/tn.cu"
+
+#include "gpu/encode_check.h"
+
+static struct kd_kern kern;
+
+int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
+{
+    return rc == cudaSuccess ? 0 : kd_fail(err, KD_EGPU, "%s: %s", what, cudaGetErrorString(rc));
+}
+
+extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
+{
+    if (kd_mem_zero(out, 1, sizeof **out, "a device", err))
+        return -1;
+    (*out)->index = index;
+    (*out)->facts.free_bytes = (int64_t)4 << 30;
+    snprintf((*out)->facts.name, sizeof(*out)->facts.name, "emulated");
+    return 0;
+}
+
+extern "C" void kd_gpu_close(struct kd_gpu *g)
+{
+    kd_mem_free(g);
+}
+
+extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
+{
+    return &g->facts;
+}
+
+int kd_gpu_search_launch(struct kd_gpu *, cudaStream_t, struct kd_rate rate,
+                         enum kd_codebook codebook, int seam, int, const float *target,
+                         uint16_t *states, int64_t tiles, struct kd_err *err)
+{
+    void *scratch;
+    if (kd_gpu_failed(kd_fake_call(), err, "starting the search") ||
+        kd_mem_new(&scratch, 1, (int64_t)kd_trellis_scratch_bytes(), "search", err))
+        return -1;
+    kern.trellis_search(target, tiles, rate, codebook, seam, states, scratch);
+    kd_mem_free(scratch);
+    return 0;
+}
+
+/* An encoder with so much memory for tensors, all cases on it. */
+static int hold(const struct check_case *c, int count, int64_t memory_bytes, int devices)
+{
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    const int index[2] = {0, 1};
+    struct kd_gpu_encoder_facts f;
+    struct kd_gpu_encoder *e;
+    struct kd_err err;
+
+    if (kd_gpu_encoder_open(&e, index, devices, memory_bytes, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    int bad = check_all(&cpu, e, c, count);
+    kd_gpu_encoder_facts(e, &f);
+    printf("%d devices: %lld rounds, %lld tiles, at most %lld of %lld bytes used\n", f.devices,
+           (long long)f.rounds, (long long)f.tiles, (long long)f.used_bytes,
+           (long long)f.memory_bytes);
+    bad += f.used_bytes > f.memory_bytes || f.rounds < 8 || f.tiles < 64;
+    kd_gpu_encoder_close(e);
+    return bad;
+}
+
+/* Two threads, the `nth` call of the runtime fails and all after it: both end with its words. */
+static int hold_failure(int64_t nth)
+{
+    static const struct check_case c = {128, 128, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false};
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    const int index = 0;
+    struct kd_gpu_encoder *e;
+    struct check_tensor t;
+    struct kd_err err, why[2];
+    int rc[2];
+
+    memset(&t.want, 0, sizeof t.want);
+    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
+        return 1;
+    kd_fake_fail_at = nth;
+    std::thread lane[2];
+    for (int i = 0; i < 2; i++)
+        lane[i] = std::thread([&, i] {
+            struct kd_run run = {&kern, NULL, e};
+            struct kd_quant_out got;
+            rc[i] = check_quantize(&t, &run, &got, &why[i]);
+            if (!rc[i])
+                kd_quant_release(&got);
+        });
+    for (std::thread &x : lane)
+        x.join();
+    const bool broke = kd_fake_broken;
+    kd_fake_fail_at = 0;
+    kd_fake_broken = false;
+    kd_gpu_encoder_close(e);
+    check_free(&t);
+    int bad = 0;
+    for (int i = 0; i < 2; i++)
+        bad += broke ? rc[i] && (why[i].code != KD_EGPU || !strstr(why[i].msg, "launch failure"))
+                     : rc[i] != 0;
+    bad += broke && !rc[0] && !rc[1] && nth < 60;
+    if (bad)
+        printf("failing at call %lld: %d %s, %d %s\n", (long long)nth, rc[0], why[0].msg, rc[1],
+               why[1].msg);
+    return bad;
+}
+
+static int hold_no_room(void)
+{
+    static const struct check_case c = {128, 128, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false};
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    const int index = 0;
+    struct kd_gpu_encoder *e;
+    struct check_tensor t;
+    struct kd_quant_out got;
+    struct kd_err err;
+
+    memset(&t.want, 0, sizeof t.want);
+    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, 1000, &err))
+        return 1;
+    struct kd_run run = {&kern, NULL, e};
+    const bool good = check_quantize(&t, &run, &got, &err) && err.code == KD_ENOMEM &&
+                      strstr(err.msg, "--device cpu") != NULL;
+    kd_gpu_encoder_close(e);
+    check_free(&t);
+    return !good;
+}
+
+int main(void)
+{
+    static const struct check_case all[] = {
+        {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+        {100, 256, 200, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+        {256, 130, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false},
+        {128, 256, 128, 49, KD_CB_3INST, KD_RECIPE_UPSTREAM, true},
+        {128, 128, 64, 125, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
+    };
+    enum { COUNT = sizeof all / sizeof *all };
+    struct kd_err err;
+    int bad = 0;
+
+    if (kd_kern_pick(&kern, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    bad += hold(all, COUNT, 0, 1);
+    bad += hold(all, 3, (int64_t)1 << 20, 2); /* memory for about one tensor at a time */
+    for (int64_t nth = 1; nth < 120; nth += nth < 4 ? 1 : 13)
+        bad += hold_failure(nth);
+    bad += hold_no_room();
+    return bad != 0;
+}

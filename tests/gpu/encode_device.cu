@@ -1,0 +1,232 @@
+/* Encoding on a device: kd_quant_tensor's bytes against this machine's CPU, for several shapes,
+ * rates and codebooks, all at once; then speed: products, and LDLQ of tensors of K3's expert size
+ * from many lanes against the bare search. Without a device: 77, a skip.
+ *
+ *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      12 3584 3072, one tensor a lane */
+#include "gpu/encode_check.h"
+
+extern "C" {
+#include "base/clock.h"
+#include "base/mem.h"
+#include "gpu/gpu.h"
+}
+
+#include "gpu/tn.cuh"
+
+#include <stdlib.h>
+
+static const struct check_case cases[] = {
+    {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {1024, 1024, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {512, 896, 512, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {700, 300, 256, 33, KD_CB_MUL1, KD_RECIPE_DEFAULT, true},
+    {384, 640, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false},
+    {256, 384, 256, 48, KD_CB_3INST, KD_RECIPE_UPSTREAM, true},
+    {256, 256, 256, 64, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
+    {128, 384, 256, 16, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {128, 256, 128, 24, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {256, 128, 128, 80, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {256, 128, 128, 100, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
+    {128, 128, 128, 128, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {1024, 512, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+/* Products of the shapes that encoding has; the first ones against the CPU's kernel. */
+static int products(const struct kd_kern *kern, int sms)
+{
+    static const struct {
+        int64_t S, I, J;
+        bool upper, minus, held;
+    } shapes[] = {{37, 256, 384, false, false, true},     {128, 256, 256, true, true, true},
+                  {128, 3456, 3072, false, false, false}, {3584, 3584, 3072, false, false, false},
+                  {128, 3456, 3456, true, true, false},   {512, 3072, 3072, true, false, false}};
+    struct kd_err err;
+    int bad = 0;
+
+    for (const auto &s : shapes) {
+        const int64_t na = s.S * s.I, nb = s.S * s.J, nc = s.I * s.J;
+        std::vector<float> a((size_t)na), b((size_t)nb), c((size_t)nc), got((size_t)nc);
+        kd_gpu_bytes da, db, dc;
+        cudaEvent_t begin, end;
+        float best = 1e30f;
+        for (int64_t i = 0; i < na; i++)
+            a[(size_t)i] = (float)kd_rand_unit(1, (uint64_t)i) - 0.5f;
+        for (int64_t i = 0; i < nb; i++)
+            b[(size_t)i] = (float)kd_rand_unit(2, (uint64_t)i) - 0.5f;
+        for (int64_t i = 0; i < nc; i++)
+            c[(size_t)i] = (float)kd_rand_unit(3, (uint64_t)i) - 0.5f;
+        if (da.get(4 * na, &err, "a") || db.get(4 * nb, &err, "b") || dc.get(4 * nc, &err, "c")) {
+            check_complain(&err);
+            return 1;
+        }
+        cudaMemcpy(da.at, a.data(), (size_t)na * 4, cudaMemcpyHostToDevice);
+        cudaMemcpy(db.at, b.data(), (size_t)nb * 4, cudaMemcpyHostToDevice);
+        cudaMemcpy(dc.at, c.data(), (size_t)nc * 4, cudaMemcpyHostToDevice);
+        const struct kd_gpu_tn_job j = {(const float *)da.at,
+                                        (const float *)db.at,
+                                        (float *)dc.at,
+                                        s.I,
+                                        s.J,
+                                        s.J,
+                                        s.S,
+                                        s.I,
+                                        s.J,
+                                        s.upper,
+                                        s.minus};
+        cudaEventCreate(&begin);
+        cudaEventCreate(&end);
+        for (int i = 0; i < (s.held ? 1 : 4); i++) {
+            float ms;
+            cudaEventRecord(begin, 0);
+            bad += kd_gpu_tn_launch(0, &j, &err) != 0;
+            cudaEventRecord(end, 0);
+            bad += cudaEventSynchronize(end) != cudaSuccess;
+            cudaEventElapsedTime(&ms, begin, end);
+            best = ms < best ? ms : best;
+        }
+        int64_t wrong = 0;
+        if (s.held) {
+            cudaMemcpy(got.data(), dc.at, (size_t)nc * 4, cudaMemcpyDeviceToHost);
+            for (float &x : a)
+                x = s.minus ? -x : x;
+            kern->gemm_tn(a.data(), s.I, b.data(), s.J, s.S, s.I, s.J, c.data(), s.J);
+            for (int64_t i = 0; i < nc; i++)
+                wrong += (!s.upper || i % s.J / 128 >= i / s.J / 128) &&
+                         memcmp(&got[(size_t)i], &c[(size_t)i], 4) != 0;
+        }
+        const double flops = 2.0 * (double)s.S * (double)(s.upper ? s.I * (s.J + 128) / 2 : nc);
+        printf("product S %5lld, %5lld x %5lld%s: %8.3f ms, %6.2f TFLOP/s, %lld wrong\n",
+               (long long)s.S, (long long)s.I, (long long)s.J, s.upper ? ", upper" : "",
+               (double)best, flops / best * 1e-9, (long long)wrong);
+        bad += wrong != 0;
+        cudaEventDestroy(begin);
+        cudaEventDestroy(end);
+    }
+    printf("(fp32 peak at 1.98 GHz, %d multiprocessors: %.1f TFLOP/s)\n", sms, sms * 256 * 1.98e-3);
+    return bad;
+}
+
+static double bare(struct kd_gpu *g, struct kd_rate rate, int64_t tiles)
+{
+    std::vector<float> target((size_t)tiles * 256);
+    std::vector<uint16_t> states(target.size());
+    struct kd_gpu_tile_figures f;
+    struct kd_err err;
+    double best = 0;
+    for (size_t i = 0; i < target.size(); i++)
+        target[i] = (float)(1.018 * check_gauss(5, (int64_t)i % 1000003));
+    struct kd_gpu_tiles job = {target.data(), tiles, rate, KD_CB_MUL1, 128, 0, states.data()};
+    for (int i = 0; i < 3; i++) {
+        if (kd_gpu_search(g, &job, &f, &err)) {
+            check_complain(&err);
+            return 0;
+        }
+        best = (double)tiles / f.seconds > best ? (double)tiles / f.seconds : best;
+    }
+    return best;
+}
+
+/* LDLQ alone: L and weights made of random numbers, as many lanes as wanted. */
+static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
+{
+    const struct kd_gpu_tensor_shape shape = {k, n, kd_rate_from16(32), KD_CB_MUL1, 128, true};
+    const int64_t tiles = k / 16 * (n / 16);
+    std::vector<float> l((size_t)(k * k)), r((size_t)(k * n));
+    std::vector<std::thread> threads;
+    std::vector<int> bad((size_t)lanes);
+    struct kd_gpu_encoder_facts f;
+    struct kd_gpu_encoder *e;
+    struct kd_gpu *g;
+    struct kd_err err;
+    const int index = 0;
+    int sum = 0;
+
+    for (size_t i = 0; i < l.size(); i++)
+        l[i] = (float)(0.2 / sqrt((double)k) * check_gauss(6, (int64_t)i % 1000003));
+    for (size_t i = 0; i < r.size(); i++)
+        r[i] = (float)check_gauss(7, (int64_t)i % 1000003);
+    if (kd_gpu_open(&g, 0, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    const double alone = bare(g, shape.rate, lanes * (n / 16)), many = bare(g, shape.rate, 33792);
+    kd_gpu_close(g);
+    if (kd_gpu_encoder_open(&e, &index, 1, 0, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    const double began = kd_clock_s();
+    double busy = 0;
+    for (int i = 0; i < lanes; i++)
+        threads.emplace_back([&, i] {
+            std::vector<uint8_t> codes((size_t)tiles * 64);
+            struct kd_gpu_ldlq job = {true, codes.data(), 0};
+            struct kd_gpu_tensor *t;
+            struct kd_err why;
+            for (int b = 0; b < tensors; b++) {
+                if (kd_gpu_tensor_open(&t, e, &shape, &why)) {
+                    check_complain(&why);
+                    bad[(size_t)i] = 1;
+                    return;
+                }
+                if (kd_gpu_tensor_put(t, KD_GPU_L, l.data(), &why) ||
+                    kd_gpu_tensor_put(t, KD_GPU_ROTATED, r.data(), &why) ||
+                    kd_gpu_tensor_ldlq(t, &job, &why)) {
+                    check_complain(&why);
+                    bad[(size_t)i] = 1;
+                }
+                kd_gpu_tensor_close(t);
+            }
+            if (!i)
+                printf("LDLQ %lld x %lld, K=2: MSE %.5f\n", (long long)k, (long long)n,
+                       job.sum / (double)(k * n));
+        });
+    for (std::thread &x : threads)
+        x.join();
+    const double wall = kd_clock_s() - began;
+    kd_gpu_encoder_facts(e, &f);
+    kd_gpu_encoder_close(e);
+    busy = f.targets_s + f.search_s + f.update_s;
+    printf("%d lanes: %lld tiles in %.3f s, %.0f tiles/s (rounds alone %.0f); %lld rounds of %.0f "
+           "tiles: before the search %.2f %%, search %.2f %%, after it %.2f %%\n",
+           lanes, (long long)f.tiles, wall, (double)f.tiles / wall, (double)f.tiles / busy,
+           (long long)f.rounds, (double)f.tiles / (double)f.rounds, 100 * f.targets_s / busy,
+           100 * f.search_s / busy, 100 * f.update_s / busy);
+    printf("bare search: %.0f tiles/s of %lld tiles at once, %.0f of 33792; rounds are %.1f %% and "
+           "%.1f %% of it\n",
+           alone, (long long)(lanes * (n / 16)), many, 100 * (double)f.tiles / busy / alone,
+           100 * (double)f.tiles / busy / many);
+    for (int x : bad)
+        sum += x;
+    return sum;
+}
+
+int main(int argc, char **argv)
+{
+    const int lanes = argc > 1 ? atoi(argv[1]) : 12;
+    const int64_t k = argc > 3 ? atoll(argv[2]) : 3584, n = argc > 3 ? atoll(argv[3]) : 3072;
+    struct kd_gpu_encoder *e;
+    struct kd_kern kern;
+    struct kd_pool *pool;
+    struct kd_err err;
+    const int index = 0;
+    int bad = 0;
+
+    if (!kd_gpu_count()) {
+        printf("no device: skipped\n");
+        return 77;
+    }
+    if (kd_kern_pick(&kern, &err) || kd_pool_open(&pool, 0, &err) ||
+        kd_gpu_encoder_open(&e, &index, 1, 0, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    const struct kd_run cpu = {&kern, pool, NULL};
+    bad += check_all(&cpu, e, cases, CASES);
+    kd_gpu_encoder_close(e);
+    bad += products(&kern, 132);
+    bad += ldlq(lanes, k, n, argc > 4 ? atoi(argv[4]) : 1);
+    kd_pool_close(pool);
+    return bad != 0;
+}
