@@ -21,7 +21,7 @@ static const struct kd_opt opts[] = {
     {"experts", 'e', KD_OPT_STR, &o.experts, "LIST", "N: the first N; 0-15,20: these; top:FILE[:N]: a trace's most used, or JSON {layer: [ids]} (all)"},
     {"layers", 'l', KD_OPT_STR, &o.layers, "LIST", "N: the first N; 0-11,24-35: these; whole blocks of the attention residual (all)"},
     {"experts-used", 'u', KD_OPT_INT, &o.used, "K", "experts of a token (as in the source)", .min = 1, .max = 65536},
-    {"requant", 0, KD_OPT_STR, &o.requant, "TYPE", "matrices of a GGUF in this type (as they are)", .choices = "Q1_0|MXFP4|Q8_0"},
+    {"requant", 0, KD_OPT_STR, &o.requant, "TYPE", "matrices of a GGUF in this type (as they are)", .choices = "Q1_0|MXFP4|Q8_0|F16|BF16"},
     {"keep-head", 0, KD_OPT_FLAG, &o.keep_head, NULL, "with --requant: output.weight stays as it is"},
     {"break-blocks", 0, KD_OPT_FLAG, &o.break_blocks, NULL, "layers may break blocks of the attention residual"},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL, "read heads alone, print the byte plan, write nothing"},
@@ -104,6 +104,9 @@ static void print_done(const struct kd_slice_figures *f, const struct kd_source_
     if (f->zero_spans)
         printf("  warning: %lld ranges are nothing but zeros: the source may have holes\n",
                (long long)f->zero_spans);
+    if (f->zero_scales)
+        printf("  warning: %lld blocks have so small values that their scale is 0\n",
+               (long long)f->zero_scales);
     if (!f->everything)
         printf("  whole-file digest: NOT CHECKED (slice); quality: NOT MEASURED\n"
                "  what is in it: kondense receipt '%s'; licence terms of the source go with it\n",
@@ -164,6 +167,7 @@ static int write_json(const struct kd_slice *s, const struct kd_source *src, boo
         kd_jw_int(&j, "retries", st->retries);
         kd_jw_int(&j, "resumed_requests", f->resumed);
         kd_jw_int(&j, "zero_ranges", f->zero_spans);
+        kd_jw_int(&j, "zero_scales", f->zero_scales);
         if (f->power > 0)
             kd_jw_num(&j, "relative_squared_error", f->error / f->power);
     }

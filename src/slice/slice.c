@@ -28,7 +28,7 @@ enum {
 struct outcome {
     uint64_t hash;
     double error, power;
-    int64_t zero_spans;
+    int64_t zero_spans, zero_scales;
     struct kd_err err; /* code KD_OK: none */
 };
 
@@ -127,8 +127,10 @@ static int convert(const struct kd_slice *s, const struct kd_slice_span *sp, con
                   kd_mem_new(&w->out, step_of(s, sp), sp->out_unit, "blocks", &o->err)))
         return -1;
     from->decode(data, n / from->elems, w->x);
-    if (kd_gguf_encode(sp->to, w->x, n, w->out, NULL, &o->err))
+    struct kd_gguf_encoded made = {0};
+    if (kd_gguf_encode(sp->to, w->x, n, w->out, &made, &o->err))
         return kd_wrap(&o->err, "tensor '%s'", t->name);
+    o->zero_scales += made.zero_scale;
     to->decode(w->out, n / to->elems, w->y);
     for (int64_t i = 0; i < n; i++) {
         double d = (double)w->x[i] - (double)w->y[i];
@@ -307,6 +309,7 @@ static int put_batch(struct run *r, int64_t n, const int64_t *ids, struct kd_err
         f->error += o->error;
         f->power += o->power;
         f->zero_spans += o->zero_spans;
+        f->zero_scales += o->zero_scales;
         kd_journal_add(&r->journal, &(struct kd_journal_line){.kind = KD_JOURNAL_SPAN,
                                                               .name = "request",
                                                               .begin = ids[i],

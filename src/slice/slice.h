@@ -44,8 +44,10 @@ struct kd_slice_figures {
     int64_t rows_unfit;                              /* left as they are: rows of no whole blocks */
     const char *plan_hash;
     /* Once it ran: */
-    int64_t resumed;     /* requests found done */
-    int64_t zero_spans;  /* expert or tensor pieces that are nothing but zeros */
+    int64_t resumed;    /* requests found done */
+    int64_t zero_spans; /* expert or tensor pieces that are nothing but zeros */
+    int64_t
+        zero_scales; /* converted blocks whose scale is 0 and whose values were not; this run's */
     double error, power; /* of converted values, squared sums; of those done in this run */
 };
 

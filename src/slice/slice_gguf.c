@@ -123,6 +123,10 @@ static int put_keys(struct kd_slice *s, struct kd_gguf_plan *p, struct kd_err *e
     }
     if (s->f.everything)
         return 0;
+    /* Where nothing was quantized before, nobody said how. */
+    if (s->f.converted && kd_gguf_type_info(s->o.requant)->elems > 1 &&
+        !kd_gguf_key(g, "general.quantization_version"))
+        kd_gguf_plan_int(p, "general.quantization_version", KD_GV_U32, 2);
     if (!kd_gguf_key(g, "general.name"))
         kd_gguf_plan_str(p, "general.name", name, (int64_t)strlen(name));
     if (!kd_gguf_key(g, "general.size_label"))

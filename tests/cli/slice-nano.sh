@@ -33,7 +33,7 @@ cmp "$tmp/b.gguf" "$tmp/c.gguf" || fail "a slice of a slice of a GGUF"
 [ "$(says "$tmp/c")" = "$(says "$tmp/c.gguf")" ] || fail "$(says "$tmp/c"), $(says "$tmp/c.gguf")"
 
 # Converted on the way: the same as slicing first, whatever the requests and threads.
-for t in Q1_0 MXFP4 Q8_0; do
+for t in Q1_0 MXFP4 F16 BF16 Q8_0; do
     slice "$tmp/set" "$tmp/$t.gguf" --layers 4 --experts 8-23 --experts-used 2 --requant $t
     slice "$tmp/c.gguf" "$tmp/again.gguf" --experts-used 2 --requant $t --request 64K --gap 1 -t 1
     cmp "$tmp/$t.gguf" "$tmp/again.gguf" || fail "$t after slicing"

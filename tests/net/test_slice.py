@@ -121,6 +121,23 @@ def by_id(d):
             assert [data[len(data) // 5 * i] for i in range(5)] == keep  # the scale byte
 
 
+def requantized(d):
+    """Blocks whose scale is lost are counted; the key that a quantized file has is made where nobody wrote it."""
+    data = bytearray((d / "nano.gguf").read_bytes())
+    at, _ = Gguf(d / "nano.gguf", places=True).places["blk.1.ffn_up_exps.weight"]
+    for i in range(4):  # a block of Q1_0 is four of MXFP4: values of 2^-88
+        data[at + 17 * i:at + 17 * i + 17] = bytes([40]) + b"\x22" * 16
+    key = b"general.quantization_version"
+    assert data.count(key) == 1
+    (d / "tiny.gguf").write_bytes(data.replace(key, key[:-1] + b"x"))
+    text = run("slice", d / "tiny.gguf", d / "tiny-q1.gguf", "-q", "--requant", "Q1_0", "--json", d / "tiny.json")
+    assert json.loads((d / "tiny.json").read_text())["zero_scales"] == 1 and "1 blocks have so small values" in text, text
+    made = Gguf(d / "tiny-q1.gguf").keys
+    assert made[key.decode()] == 2 and made["general.file_type"] == 40, made
+    run("slice", d / "tiny.gguf", d / "tiny-f16.gguf", "-q", "--requant", "F16")
+    assert key.decode() not in Gguf(d / "tiny-f16.gguf").keys, "no type of it is quantized"
+
+
 def far_is_near(d, s):
     """The same bytes from a server, in no more bytes than the plan says."""
     s.add_folder("/set", d / "set")
@@ -313,8 +330,8 @@ def main():
         run("convert", NANO, d / "nano.gguf", "--to", "gguf", "-q")
         run("convert", NANO, d / "set", "--to", "gguf", "--split-size", "4M", "-q")
         long_model(d)
-        steps = [(cases, False), (by_id, False), (far_is_near, True), (from_hub, True), (killed, True), (refused, True),
-                 (plan_of_600_gb, True)]
+        steps = [(cases, False), (by_id, False), (requantized, False), (far_is_near, True), (from_hub, True), (killed, True),
+                 (refused, True), (plan_of_600_gb, True)]
         with RangeServer() as s:
             for step, serves in steps:
                 began = time.monotonic()
