@@ -23,6 +23,7 @@ template <int BASE> search_kernel fine_kernel_of(bool masked)
 
 search_kernel kernel_for(struct kd_rate r)
 {
+    using namespace kd_trellis;
     const bool masked = r.mask != 0;
 
     switch (r.base) {
@@ -33,7 +34,8 @@ search_kernel kernel_for(struct kd_rate r)
     case 3:
         return kernel_of<3>(masked);
     case 4:
-        return masked ? fine_kernel_of<4>(true) : kernel_of<4>(false);
+        return masked ? kd_gpu_search_tiles<fine_steps, 4, true>
+                      : kd_gpu_search_tiles<half_steps<4, false>, 4, false>;
     case 5:
         return fine_kernel_of<5>(masked);
     case 6:
@@ -41,7 +43,7 @@ search_kernel kernel_for(struct kd_rate r)
     case 7:
         return fine_kernel_of<7>(masked);
     default:
-        return fine_kernel_of<8>(false);
+        return kd_gpu_search_tiles<fine_steps, 8, false>;
     }
 }
 

@@ -92,21 +92,28 @@ template <int EDGES> struct alignas(16) tile_shared {
 
 /* A state's value on the grid: kd_search_value(grid, kd_codebook_f16(codebook, state)), by the
  * device's own conversions. */
-KD_DEV float value_of(kd_codebook cb, float grid, uint32_t state)
+template <kd_codebook CB> KD_DEV float value_in(float grid, uint32_t state)
 {
     uint32_t x = state;
     float f;
 
-    if (cb == KD_CB_MUL1) {
+    if (CB == KD_CB_MUL1) {
         x = kd_byte_sum(x * 0x83DCD12Du, 1024);
         f = kd_half_float(kd_float_half(fmaf((float)x, 887.0f / 131072.0f, -1329.0f / 128.0f)));
     } else {
-        x = cb == KD_CB_MCG ? x * 0xCBAC1FEDu : x * 89226354u + 64248484u;
+        x = CB == KD_CB_MCG ? x * 0xCBAC1FEDu : x * 89226354u + 64248484u;
         x = (x & 0x8FFF8FFFu) ^ 0x3B603B60u;
         f = kd_half_float(
             kd_float_half(kd_add(kd_half_float((uint16_t)x), kd_half_float((uint16_t)(x >> 16)))));
     }
     return floorf(kd_add(kd_mul(f, grid), 0.5f));
+}
+
+KD_DEV float value_of(kd_codebook cb, float grid, uint32_t state)
+{
+    return cb == KD_CB_MUL1  ? value_in<KD_CB_MUL1>(grid, state)
+           : cb == KD_CB_MCG ? value_in<KD_CB_MCG>(grid, state)
+                             : value_in<KD_CB_3INST>(grid, state);
 }
 
 KD_DEV uint32_t lowered(uint32_t c, kd_h2 low)
@@ -173,12 +180,12 @@ KD_DEV void step(const kd_h2 (&table)[KD_GPU_ROWS][4], tile_shared<EDGES> *s, in
                 kd_h2 d = kd_h2_sub(table[b * GROUPS + j][p], w);
                 x[b] = kd_h2_fma(d, d, in[b].of(p));
             }
+            kd_h2 m = x[0]; /* by threes: one instruction where there is one for that */
 #pragma unroll
-            for (int n = BRANCHES / 2; n; n /= 2)
-#pragma unroll
-                for (int b = 0; b < n; b++)
-                    x[b] = kd_h2_min(x[2 * b], x[2 * b + 1]);
-            o[p] = kd_h2_bits(x[0]);
+            for (int b = 1; b + 1 < BRANCHES; b += 2)
+                m = kd_h2_min(kd_h2_min(x[b], x[b + 1]), m);
+            m = kd_h2_min(m, x[BRANCHES - 1]);
+            o[p] = kd_h2_bits(m);
         }
         if (track)
             least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
@@ -405,63 +412,81 @@ KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
 
 /* The walk: what one position of a segment needs. */
 struct walk_step {
-    const uint16_t *kept; /* costs at the segment's beginning, its first position; else NULL */
+    const uint16_t *kept; /* costs at the segment's beginning, for its first position */
     unsigned kept_shift, kept_low;
-    unsigned free, known; /* bits above, and the bits below, of this position's states */
-    int w, low;           /* target; what was subtracted after the position */
+    unsigned edges, free, known; /* states have `free` bits above and the bits `known` below */
+    int w, low;                  /* target; what was subtracted after the position */
     float grid;
 };
 
-template <int EDGES>
-KD_DEV int walk_sum(const kd_gpu_search_args &a, const tile_shared<EDGES> *s, const walk_step &q,
-                    unsigned y)
+/* Cost before state y, and with it. */
+template <bool FIRST, int EDGES>
+KD_DEV unsigned walk_before(const tile_shared<EDGES> *s, const walk_step &q, unsigned y)
 {
-    const unsigned state = y << (16 - q.free) | q.known;
-    unsigned cost;
-
-    if (q.kept) {
-        cost = kd_load_once(q.kept + (y << q.kept_shift | q.kept_low));
+    return FIRST ? kd_load_once(q.kept + (y << q.kept_shift | q.kept_low)) : s->walk[y];
+}
+template <bool FIRST, kd_codebook CB>
+KD_DEV int walk_sum(const walk_step &q, unsigned cost, unsigned y)
+{
+    if (FIRST)
         cost = cost < CAP ? cost - 0x6400u : (unsigned)KD_SEARCH_CAP;
-    } else {
-        cost = s->walk[y];
-    }
-    return kd_search_add((int)cost, (int)value_of(a.codebook, q.grid, state) - q.w);
+    return kd_search_add((int)cost, (int)value_in<CB>(q.grid, y << (16 - q.free) | q.known) - q.w);
+}
+template <int EDGES>
+KD_DEV void walk_end(tile_shared<EDGES> *s, const walk_step &q, unsigned x, int cost, unsigned at,
+                     uint8_t *branch)
+{
+    branch[x] = (uint8_t)at;
+    s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
 }
 
-/* The best of the 2^C branches into each of `edges` out-edges, the lowest among equals. */
-template <int C, int EDGES>
-KD_DEV void walk_position(const kd_gpu_search_args &a, tile_shared<EDGES> *s, const walk_step &q,
-                          unsigned edges, int lane, uint8_t *branch)
+/* The best of the 2^C branches into each of the out-edges, the lowest among equals. All loads come
+ * first, since the costs that were kept are far away. */
+template <int C, bool FIRST, kd_codebook CB, int EDGES>
+KD_DEV void walk_position(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
 {
     constexpr unsigned BRANCHES = 1u << C, WARPS = KD_GPU_WALKERS / 32;
 
-    if constexpr (C <= 4) { /* a thread has all branches of an edge */
+    if constexpr (C <= 4) { /* a thread has all branches of an edge, of several where it can */
+        constexpr unsigned MANY = !FIRST ? 1 : C == 1 ? 4 : C == 2 ? 2 : 1;
 #pragma unroll 1
-        for (unsigned x = (unsigned)lane; x < edges; x += KD_GPU_WALKERS) {
-            int best = KD_SEARCH_CAP + 1;
-            unsigned at = BRANCHES - 1;
+        for (unsigned x0 = (unsigned)lane; x0 < q.edges; x0 += MANY * KD_GPU_WALKERS) {
+            unsigned cost[MANY][BRANCHES];
 #pragma unroll
-            for (unsigned b = 0; b < BRANCHES; b++) {
-                int sum = walk_sum(a, s, q, b * edges + x);
-                at = sum < best ? b : at;
-                best = sum < best ? sum : best;
+            for (unsigned m = 0; m < MANY; m++)
+#pragma unroll
+                for (unsigned b = 0; b < BRANCHES; b++)
+                    if (x0 + m * KD_GPU_WALKERS < q.edges)
+                        cost[m][b] =
+                            walk_before<FIRST>(s, q, b * q.edges + x0 + m * KD_GPU_WALKERS);
+#pragma unroll
+            for (unsigned m = 0; m < MANY; m++) {
+                const unsigned x = x0 + m * KD_GPU_WALKERS;
+                int best = KD_SEARCH_CAP + 1;
+                unsigned at = BRANCHES - 1;
+                if (x >= q.edges)
+                    continue;
+#pragma unroll
+                for (unsigned b = 0; b < BRANCHES; b++) {
+                    int sum = walk_sum<FIRST, CB>(q, cost[m][b], b * q.edges + x);
+                    at = sum < best ? b : at;
+                    best = sum < best ? sum : best;
+                }
+                walk_end(s, q, x, best, at, branch);
             }
-            branch[x] = (uint8_t)at;
-            s->walk[x] = (uint16_t)(best < KD_SEARCH_CAP ? best - q.low : (int)KD_SEARCH_CAP);
         }
     } else { /* a warp has them */
-        for (unsigned x = (unsigned)lane / 32; x < edges; x += WARPS) {
+        for (unsigned x = (unsigned)lane / 32; x < q.edges; x += WARPS) {
             unsigned best = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
             for (unsigned b = (unsigned)lane % 32; b < BRANCHES; b += 32) {
-                unsigned sum = (unsigned)walk_sum(a, s, q, b * edges + x) << 8 | b;
+                unsigned y = b * q.edges + x;
+                unsigned sum =
+                    (unsigned)walk_sum<FIRST, CB>(q, walk_before<FIRST>(s, q, y), y) << 8 | b;
                 best = sum < best ? sum : best;
             }
             best = kd_warp_min(best);
-            if (lane % 32 == 0) {
-                const int cost = (int)(best >> 8);
-                branch[x] = (uint8_t)best;
-                s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
-            }
+            if (lane % 32 == 0)
+                walk_end(s, q, x, (int)(best >> 8), best & 255u, branch);
         }
     }
 }
@@ -469,7 +494,7 @@ KD_DEV void walk_position(const kd_gpu_search_args &a, tile_shared<EDGES> *s, co
 /* One segment, positions first..last, back from the out-edge of `last`; the in-edge of `first`. A
  * state of position p that leads to `edge` has the bits of edge below and `free` bits above, which
  * number it. */
-template <class STEPS, int BASE, bool MASKED, int EDGES>
+template <class STEPS, int BASE, bool MASKED, kd_codebook CB, int EDGES>
 KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
                              const uint16_t *kept, pass q, int buffer, int first, int last,
                              unsigned edge, int lane, uint16_t *states)
@@ -483,23 +508,28 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_share
         free += kd_rate_bits_at(a.rate, (unsigned)p + 1);
     const unsigned all = free;
     for (int p = first; p <= last; p++) {
-        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1), edges = 1u << (free - c);
+        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1);
         const int i = (p - q.first) & 255;
-        const walk_step k = {
-            p == first ? kept : nullptr,
-            16 - all - begin,
-            edge >> (all - end + begin),
-            free,
-            edge >> (free - end),
-            STEPS::target_back(s->target[q.which][p]),
-            i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 ? s->low[buffer][i / KD_SEARCH_LOWER] : 0,
-            grid};
-        if (!MASKED || c == BASE)
-            walk_position<BASE>(a, s, k, edges, lane, branch + base);
+        const bool lowered = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
+        const walk_step k = {kept,
+                             16 - all - begin,
+                             edge >> (all - end + begin),
+                             1u << (free - c),
+                             free,
+                             edge >> (free - end),
+                             STEPS::target_back(s->target[q.which][p]),
+                             lowered ? s->low[buffer][i / KD_SEARCH_LOWER] : 0,
+                             grid};
+        if (p == first && (!MASKED || c == BASE))
+            walk_position<BASE, true, CB>(s, k, lane, branch + base);
+        else if (p == first)
+            walk_position<BASE + MASKED, true, CB>(s, k, lane, branch + base);
+        else if (!MASKED || c == BASE)
+            walk_position<BASE, false, CB>(s, k, lane, branch + base);
         else
-            walk_position<BASE + MASKED>(a, s, k, edges, lane, branch + base);
+            walk_position<BASE + MASKED, false, CB>(s, k, lane, branch + base);
         kd_sync_last<KD_GPU_WALKERS>();
-        base += edges;
+        base += k.edges;
         free -= c;
     }
     unsigned x = 0;
@@ -515,20 +545,31 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_share
 }
 
 /* Back through a pass of one tile; the in-edge of position 0. */
-template <class STEPS, int BASE, bool MASKED, int EDGES>
-KD_DEV unsigned walk(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
-                     const uint16_t *kept, pass q, int buffer, int lane, uint16_t *states)
+template <class STEPS, int BASE, bool MASKED, kd_codebook CB, int EDGES>
+KD_DEV unsigned walk_in(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
+                        const uint16_t *kept, pass q, int buffer, int lane, uint16_t *states)
 {
     unsigned edge = (unsigned)s->from[buffer];
 
     for (int end = q.second ? 256 : a.seam; end > 0;) {
         int first = (end - 1) / a.segment * a.segment;
-        edge = walk_segment<STEPS, BASE, MASKED>(a, grid, s,
-                                                 kept + (int64_t)(first / a.segment) * EDGES, q,
-                                                 buffer, first, end - 1, edge, lane, states);
+        edge = walk_segment<STEPS, BASE, MASKED, CB>(a, grid, s,
+                                                     kept + (int64_t)(first / a.segment) * EDGES, q,
+                                                     buffer, first, end - 1, edge, lane, states);
         end = first;
     }
     return edge;
+}
+
+template <class STEPS, int BASE, bool MASKED, int EDGES>
+KD_DEV unsigned walk(const kd_gpu_search_args &a, float grid, tile_shared<EDGES> *s,
+                     const uint16_t *kept, pass q, int buffer, int lane, uint16_t *states)
+{
+    if (a.codebook == KD_CB_MUL1)
+        return walk_in<STEPS, BASE, MASKED, KD_CB_MUL1>(a, grid, s, kept, q, buffer, lane, states);
+    if (a.codebook == KD_CB_MCG)
+        return walk_in<STEPS, BASE, MASKED, KD_CB_MCG>(a, grid, s, kept, q, buffer, lane, states);
+    return walk_in<STEPS, BASE, MASKED, KD_CB_3INST>(a, grid, s, kept, q, buffer, lane, states);
 }
 
 /* A block's tiles on one grid: number i of `mine` is list[i * blocks], or tile block + i * blocks.
