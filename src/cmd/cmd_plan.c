@@ -1,13 +1,18 @@
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
+#include "cmd/remote.h"
 #include "fmt/gguf.h"
+#include "gate/view.h"
 #include "plan/forecast.h"
 #include "plan/plan_report.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OUT_MAX = 64 << 20 };
 
@@ -58,6 +63,7 @@ static const struct kd_opt opts[] = {
      "the published documents' figures, computed anew, beside the right ones"},
     {"glossary", 'g', KD_OPT_FLAG, &o.glossary, NULL, "what the words mean"},
     {"brief", 0, KD_OPT_FLAG, &o.brief, NULL, "the verdicts alone"},
+    KD_REMOTE_OPTS_WITH(0),
     {"json", 'j', KD_OPT_STR, &o.json, "FILE",
      "write everything as JSON; - is standard output, without the screen"},
     {"html", 'H', KD_OPT_STR, &o.html, "FILE", "write one self-contained page; - as with --json"},
@@ -67,18 +73,48 @@ static const struct kd_opt opts[] = {
 struct plan_run {
     struct kd_plan plan;
     struct kd_plan_model model;
-    struct kd_ckpt *ck;
-    double stored_bpw; /* of its experts */
+    struct kd_ckpt *ck;  /* its own, or the view's */
+    struct kd_view view; /* of a model that is not here */
+    char work[4096];     /* where its heads lie */
+    double stored_bpw;   /* of its experts */
     struct kd_kern kern;
     struct kd_run run;
     struct kd_probe probe;
     struct kd_forecast forecast;
 };
 
+/* A model that is not here: its heads alone. */
+static int open_remote(struct plan_run *r, const char *where, struct kd_err *err)
+{
+    struct kd_source_opts so;
+    const struct kd_json *config;
+    const char *tmp = getenv("TMPDIR");
+    if (kd_cmd_source_opts(&so, err))
+        return -1;
+    if (snprintf(r->work, sizeof r->work, "%s/kondense-plan.XXXXXX", tmp && *tmp ? tmp : "/tmp") >=
+        (int)sizeof r->work)
+        return kd_fail(err, KD_EUSAGE, "TMPDIR is too long");
+    if (!mkdtemp(r->work)) {
+        *r->work = 0;
+        return kd_fail_sys(err, "cannot make a folder for the time in '%s'",
+                           tmp && *tmp ? tmp : "/tmp");
+    }
+    kd_progress_quiet(o.brief);
+    if (kd_view_open(&r->view, where, &so, r->work, err) ||
+        kd_view_config(&r->view, &config, err) ||
+        kd_plan_model_of(&r->model, config, kd_source_where(r->view.src), err) ||
+        kd_view_take(&r->view, NULL, NULL, err))
+        return -1;
+    r->ck = r->view.ck;
+    return 0;
+}
+
 static int open_model(struct plan_run *r, const char *path, struct kd_err *err)
 {
     if (!path)
         return kd_plan_model_k3(&r->model, err);
+    if (kd_source_is_remote(path))
+        return open_remote(r, path, err);
     if (kd_gguf_is(path)) {
         if (kd_ckpt_open(&r->ck, path, true, err))
             return -1;
@@ -274,8 +310,12 @@ static int run(int argc, const char **argv, struct kd_err *err)
     if (kd_mem_zero(&r, 1, sizeof *r, "plan", err))
         return -1;
     int rc = plan(r, argc ? argv[0] : NULL, err);
-    if (r->ck)
+    struct kd_err more;
+    if (r->ck && r->ck != r->view.ck)
         kd_ckpt_close(r->ck);
+    kd_view_close(&r->view);
+    if (*r->work && kd_dir_remove(r->work, &more) && !rc)
+        rc = kd_fail(err, more.code, "%s", more.msg);
     kd_cmd_run_close(&r->run);
     kd_mem_free(r);
     return rc;
@@ -286,14 +326,18 @@ const struct kd_cmd kd_cmd_plan = {
     .summary = "say what fits where, how fast, and how long it takes to make",
     .args = "[MODEL]",
     .example = "kondense plan --machine spark:8 --machine gb300\n"
-               "kondense plan k3-mini --this",
+               "kondense plan k3-mini --this\n"
+               "kondense plan hf:unsloth/Kimi-K3-GGUF/UD-IQ1_S --machine gb300",
     .opts = opts,
     .args_min = 0,
     .args_max = 1,
     .run = run,
     .details =
         "Without MODEL the model is Kimi K3, whose shape is built in; MODEL is a config.json, a "
-        "folder with one, whose shards or index are counted where they are there, or a GGUF.\n\n"
+        "folder with one, whose shards or index are counted where they are there, a GGUF, or any "
+        "of "
+        "them that is not here (hf:owner/name[@revision][/folder], an https address): of that, "
+        "heads alone are read.\n\n"
         "Presets: spark, gb300, h100, h200, b200, b300, rtx-pro-6000, 5090, 4090, 3090, 8gb, pc, "
         "mac. "
         "A description in JSON has the keys of docs/plan.md; unknown keys are errors.\n\n"

@@ -1,7 +1,7 @@
 /* Options and environment of every command that reads remote files: --jobs, --rate, --allow-http,
  * --token-to-endpoint; HF_ENDPOINT, HF_TOKEN (then HF_TOKEN_PATH, then $HF_HOME/token), HF_HOME,
  * HF_HUB_CACHE, HF_HUB_OFFLINE as the hub's own tools read them. A command puts KD_REMOTE_OPTS into
- * its option table.
+ * its option table, or KD_REMOTE_OPTS_WITH(0) where -j is something else.
  *
  *     static const struct kd_opt opts[] = {KD_REMOTE_OPTS, {...}, {0}};
  *     struct kd_source_opts so;
@@ -19,8 +19,9 @@ struct kd_remote_flags {
 extern struct kd_remote_flags kd_remote;
 
 // clang-format off
-#define KD_REMOTE_OPTS                                                                                      \
-    {"jobs", 'j', KD_OPT_INT, &kd_remote.jobs, "N", "requests at once (8)", .min = 1, .max = 64},           \
+#define KD_REMOTE_OPTS KD_REMOTE_OPTS_WITH('j')
+#define KD_REMOTE_OPTS_WITH(jobs_letter)                                                                    \
+    {"jobs", jobs_letter, KD_OPT_INT, &kd_remote.jobs, "N", "requests at once (8)", .min = 1, .max = 64},    \
     {"rate", 0, KD_OPT_SIZE, &kd_remote.rate, "BYTES", "at most so many bytes a second, as 80M (no limit)"}, \
     {"allow-http", 0, KD_OPT_FLAG, &kd_remote.allow_http, NULL, "plain http to other hosts than this one"}, \
     {"allow-private", 0, KD_OPT_FLAG, &kd_remote.allow_private, NULL,                                       \

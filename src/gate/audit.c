@@ -6,8 +6,8 @@
 #include "base/progress.h"
 #include "base/rand.h"
 #include "fmt/exl3_file.h"
-#include "gate/audit_view.h"
 #include "gate/stats.h"
+#include "gate/view.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -322,6 +322,17 @@ def plan_of_600_gb(d, s):
     assert far["planned_requests"] > 3 * 92 * 15 > near["planned_requests"], (near, far)
     again = json.loads(run("slice", src, d / "big.gguf", "--experts", "16", *big))
     assert again["plan_sha256"] == near["plan_sha256"]
+    # The other plan: what of it fits where, from the head alone.
+    sent = s.sent
+    fits = json.loads(run("plan", src, "-m", "gb300", "-m", "spark:8", "--json", "-", TMPDIR=str(d)))
+    assert fits["forms"][0]["name"] == "as stored" and fits["forms"][0]["file_bytes"] >= data, fits["forms"][0]
+    assert s.sent - sent < 4 << 20 and not list(d.glob("kondense-plan*"))
+    s.add_repo("o/nano", NANO)
+    fits = json.loads(run("plan", "hf:o/nano", "-m", "pc", "--json", "-", TMPDIR=str(d), HF_ENDPOINT=s.hub))
+    here = json.loads(run("plan", NANO, "-m", "pc", "--json", "-"))
+    assert fits["forms"] == here["forms"], (fits["forms"], here["forms"])
+    run("plan", "hf:o/none", "-m", "pc", rc=1, says="none", TMPDIR=str(d), HF_ENDPOINT=s.hub)
+    assert not list(d.glob("kondense-plan*"))
 
 
 def main():

@@ -1,4 +1,4 @@
-#include "gate/audit_view.h"
+#include "gate/view.h"
 
 #include "base/file.h"
 #include "base/mem.h"
@@ -253,10 +253,19 @@ static int take_gguf(struct kd_view *v, bool (*chosen)(void *ctx, int64_t layer,
     return rc ? kd_wrap(err, "%s", kd_source_where(v->src)) : 0;
 }
 
+static bool none(void *ctx, int64_t layer, int64_t expert)
+{
+    (void)ctx;
+    (void)layer;
+    (void)expert;
+    return false;
+}
+
 int kd_view_take(struct kd_view *v, bool (*chosen)(void *ctx, int64_t layer, int64_t expert),
                  void *ctx, struct kd_err *err)
 {
     int64_t shards = 0;
+    chosen = chosen ? chosen : none;
     if (v->ck)
         return take_gguf(v, chosen, ctx, err);
     int rc = kd_source_stat(v->src, -1, err);

@@ -1,6 +1,8 @@
-/* A checkpoint of which only chosen experts are here. Private to the audit. */
-#ifndef KD_GATE_AUDIT_VIEW_H
-#define KD_GATE_AUDIT_VIEW_H
+/* A model anywhere of which only heads and chosen experts are here: it opens as a checkpoint like
+ * any other, where it is or as files with holes. For whoever looks at a model that is not here
+ * (audit, plan). */
+#ifndef KD_GATE_VIEW_H
+#define KD_GATE_VIEW_H
 
 #include "fmt/ckpt.h"
 #include "net/source.h"
@@ -22,7 +24,8 @@ int kd_view_open(struct kd_view *v, const char *where, const struct kd_source_op
                  const char *dir, struct kd_err *err) KD_MUST;
 /* The view's own. */
 int kd_view_config(struct kd_view *v, const struct kd_json **config, struct kd_err *err) KD_MUST;
-/* Brings the bytes of experts for which chosen(ctx, layer, expert) holds, and opens v->ck. */
+/* Brings the bytes of experts for which chosen(ctx, layer, expert) holds (NULL: of none), and opens
+ * v->ck. */
 int kd_view_take(struct kd_view *v, bool (*chosen)(void *ctx, int64_t layer, int64_t expert),
                  void *ctx, struct kd_err *err) KD_MUST;
 void kd_view_close(struct kd_view *v);
