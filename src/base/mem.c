@@ -99,9 +99,9 @@ void kd_mem_free(void *block)
     free(head);
 }
 
-static int64_t status_kib(const char *key)
+static int64_t proc_kib(const char *path, const char *key)
 {
-    FILE *f = fopen("/proc/self/status", "r");
+    FILE *f = fopen(path, "r");
     if (!f)
         return 0;
     char line[160];
@@ -127,7 +127,12 @@ int64_t kd_mem_peak_bytes(void)
 
 int64_t kd_mem_resident_peak_bytes(void)
 {
-    return status_kib("VmHWM") * 1024;
+    return proc_kib("/proc/self/status", "VmHWM") * 1024;
+}
+
+int64_t kd_mem_available_bytes(void)
+{
+    return proc_kib("/proc/meminfo", "MemAvailable") * 1024;
 }
 
 void kd_mem_fail_nth(int64_t n)

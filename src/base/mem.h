@@ -28,6 +28,9 @@ int64_t kd_mem_peak_bytes(void);
 int64_t kd_mem_resident_peak_bytes(void);
 /* Anonymous memory in use now, in bytes; 0 where the system does not tell. */
 int64_t kd_mem_anon_bytes(void);
+/* What the machine could still give to a process without swapping, in bytes; 0 where the system
+ * does not tell. */
+int64_t kd_mem_available_bytes(void);
 /* For tests: the n-th allocation from now fails (n >= 1); 0 switches it off. */
 void kd_mem_fail_nth(int64_t n);
 /* Bytes handed out by kd_mem_new and kd_mem_zero and not yet freed, and their highest value. */

@@ -20,7 +20,7 @@ struct kd_bench {
     struct kd_run one;        /* the same kernels, no pool */
     double seconds;           /* of one figure, all repeats together */
     const char *model;        /* forward, serve */
-    const char *require;      /* serve: "toks=15,ttft=2", or NULL */
+    const char *require;      /* serve: "toks=15,ttft=2", farm: "pgbench=0.5,memory=5", or NULL */
     int64_t prompt;           /* serve: tokens of a long prompt */
     int64_t passages;         /* of each of them */
     const char *texts;        /* serve: files to draft on, comma separated, or NULL */
@@ -28,7 +28,7 @@ struct kd_bench {
     int64_t tiles;            /* encode: tiles of the error */
     double ghz;
     const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
-    const char *units;  /* farm: tiles/s of the coordinator and each worker, for the simulation */
+    const char *units;  /* farm: the coordinator and each worker, for the simulation; or NULL */
     int64_t layers;     /* farm: 0: K3's */
     struct kd_jw *w;    /* inside "results": [ */
     bool screen;        /* lines on standard output too */
@@ -54,4 +54,7 @@ int kd_bench_serve(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* part of serve */
 
 int kd_bench_farm(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+/* Its parts: whether --units can be read, and the simulation. */
+int kd_bench_farm_units(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+int kd_bench_farm_sim(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 #endif

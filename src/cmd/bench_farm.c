@@ -1,12 +1,12 @@
 /* The ledger at K3's true counts, beside pgbench with the same three transactions on the same
- * server; and how long a farm would take. */
+ * server. How long a farm would take is bench_farm_sim.c. */
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/progress.h"
 #include "cmd/bench.h"
 #include "farm/ledger.h"
-#include "farm/sim.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -17,20 +17,50 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LAYERS = 92, EXPERTS = 896, WORKERS = 9, SPREAD = 10, PGBENCH_JOBS = 4000 };
+enum { LAYERS = 93, EXPERTS = 896, WORKERS = 9, SPREAD = 10, PGBENCH_LAYERS = 5, STAGES_MAX = 7 };
+
+/* Bars of --require: of pgbench's rate at least, memory's growth at most (per cent). */
+static const struct {
+    const char *key;
+    bool most;
+} bars[] = {{"pgbench", false}, {"memory", true}};
 
 struct rate {
     double claims, beats, dones; /* seconds in each */
     int64_t count;
     int64_t early_bytes, late_bytes; /* anonymous memory after layer SPREAD and after the last */
+    double pgbench;                  /* transactions a second; <= 0: not measured */
 };
+
+/* A stage of K3: its experts, or tensors of its trunk that share an input. */
+struct stage {
+    int64_t first, jobs;
+};
+static int stages_of(int64_t layer, struct stage out[STAGES_MAX])
+{
+    bool mla = layer % 4 == 3 || layer == LAYERS - 1;
+    int n = 0;
+    int64_t at = KD_JOB_TRUNK;
+    const int counts[] = {mla ? 2 : 4, mla, 1, layer ? 3 : 2, 1};
+    for (int i = 0; i < 5; i++)
+        if (counts[i]) {
+            out[n++] = (struct stage){at, counts[i]};
+            at += counts[i];
+        }
+    if (layer) {
+        out[n++] = (struct stage){0, EXPERTS};
+        out[n++] = (struct stage){at, 1};
+    }
+    return n;
+}
 
 static void worker_name(char *out, size_t size, int i)
 {
     snprintf(out, size, "w%d", i);
 }
 
-static int one_job(struct kd_ledger *l, int64_t n, struct rate *r, struct kd_err *err)
+static int one_job(struct kd_ledger *l, const struct kd_stage *open, int64_t n, struct rate *r,
+                   struct kd_err *err)
 {
     struct kd_grant g;
     struct kd_beat beat;
@@ -39,8 +69,9 @@ static int one_job(struct kd_ledger *l, int64_t n, struct rate *r, struct kd_err
     enum kd_done what;
     worker_name(id, sizeof id, (int)(n % WORKERS));
     snprintf(token, sizeof token, "t%lld", (long long)n);
+    struct kd_claim c = {id, "i", token, 1, *open};
     double at = kd_clock_s();
-    if (kd_ledger_claim(l, id, "i", token, 1, &g, &count, err))
+    if (kd_ledger_claim(l, &c, &g, &count, err))
         return -1;
     r->claims += kd_clock_s() - at;
     if (count != 1)
@@ -65,26 +96,41 @@ static int one_job(struct kd_ledger *l, int64_t n, struct rate *r, struct kd_err
     return 0;
 }
 
+static int one_stage(struct kd_ledger *l, int64_t layer, const struct stage *s, struct rate *r,
+                     struct kd_err *err)
+{
+    struct kd_stage open = {layer, s->first, s->jobs};
+    struct kd_job_plan *plan;
+    if (kd_mem_zero(&plan, s->jobs, sizeof *plan, "jobs", err))
+        return -1;
+    for (int64_t e = 0; e < s->jobs; e++)
+        plan[e] = (struct kd_job_plan){.cost = 33030144, .bytes = 9500000};
+    int rc = kd_ledger_settle(l, layer, s->first, plan, s->jobs, err);
+    kd_mem_free(plan);
+    for (int64_t e = 0; !rc && e < s->jobs; e++)
+        rc = one_job(l, &open, r->count, r, err);
+    kd_progress_add(s->jobs, NULL);
+    return rc ? -1 : 0;
+}
+
 static int one_layer(struct kd_ledger *l, int64_t layer, struct rate *r, struct kd_err *err)
 {
-    struct kd_job_plan *plan;
+    struct stage s[STAGES_MAX];
     struct kd_layer_count c;
-    if (kd_mem_zero(&plan, EXPERTS, sizeof *plan, "jobs", err))
-        return -1;
-    for (int64_t e = 0; e < EXPERTS; e++)
-        plan[e] = (struct kd_job_plan){.cost = 33030144, .bytes = 9500000};
-    int rc = kd_ledger_settle(l, layer, plan, EXPERTS, err);
-    for (int64_t e = 0; !rc && e < EXPERTS; e++)
-        rc = one_job(l, layer * EXPERTS + e, r, err);
+    int64_t jobs = 0;
+    int n = stages_of(layer, s), rc = 0;
+    for (int i = 0; !rc && i < n; i++) {
+        rc = one_stage(l, layer, &s[i], r, err);
+        jobs += s[i].jobs;
+    }
+    if (!rc && layer)
+        rc = kd_ledger_close_layer(l, layer, err);
     if (!rc)
         rc = kd_ledger_count(l, layer, &c, err);
-    if (!rc && (c.done != EXPERTS || c.ready || c.leased || c.poison))
-        rc = kd_fail(err, KD_EINVAL, "layer %lld: %lld of %d done", (long long)layer,
-                     (long long)c.done, EXPERTS);
-    if (!rc)
-        rc = kd_ledger_close_layer(l, layer, err);
-    kd_mem_free(plan);
-    return rc;
+    if (!rc && (c.done != jobs || c.ready || c.leased || c.poison))
+        rc = kd_fail(err, KD_EINVAL, "layer %lld: %lld of %lld done", (long long)layer,
+                     (long long)c.done, (long long)jobs);
+    return rc ? -1 : 0;
 }
 
 static int join_all(struct kd_ledger *l, struct kd_err *err)
@@ -100,23 +146,36 @@ static int join_all(struct kd_ledger *l, struct kd_err *err)
 
 static int whole_run(struct kd_ledger *l, int64_t layers, struct rate *r, struct kd_err *err)
 {
-    memset(r, 0, sizeof *r);
+    struct stage st[STAGES_MAX];
+    struct kd_audit a;
+    int64_t jobs = 0;
     if (kd_ledger_take(l, KD_VERSION, err) || join_all(l, err))
         return -1;
-    for (int64_t i = 1; i <= layers; i++) {
-        if (one_layer(l, i, r, err))
-            return -1;
+    for (int64_t i = 0; i < layers; i++)
+        for (int n = stages_of(i, st); n--;)
+            jobs += st[n].jobs;
+    kd_progress_begin("ledger", "jobs", jobs, 0);
+    int rc = 0;
+    for (int64_t i = 0; !rc && i < layers; i++) {
+        rc = one_layer(l, i, r, err);
         if (i == SPREAD)
             r->early_bytes = kd_mem_anon_bytes();
     }
+    kd_progress_end();
     r->late_bytes = kd_mem_anon_bytes();
-    return 0;
+    if (!rc)
+        rc = kd_ledger_audit(l, &a, err);
+    if (!rc && (a.done != jobs || a.jobs != jobs || a.attempts != jobs || a.unexplained))
+        rc = kd_fail(err, KD_EINVAL, "the ledger does not add up: %lld jobs, %lld done, %lld open",
+                     (long long)a.jobs, (long long)a.done, (long long)a.unexplained);
+    return rc ? -1 : 0;
 }
 
 /* The same statements as pgbench takes them, on a run of their own. */
 static const char pgbench_script[] =
     "\\set w random(0, 8)\n"
     "\\set t random(1, 1000000000)\n"
+    "\\set l random(1, 5)\n"
     "BEGIN;\nSELECT epoch FROM run WHERE id='pgbench';\n"
     "SELECT job, attempt, expires, speculative FROM lease WHERE run='pgbench' AND worker='w'||:w "
     "AND "
@@ -124,12 +183,12 @@ static const char pgbench_script[] =
     "SELECT host, rate, state, incarnation, (SELECT count(*) FROM lease WHERE "
     "lease.run=worker.run AND lease.worker=worker.id) FROM worker WHERE run='pgbench' AND "
     "id='w'||:w;\n"
-    "SELECT (SELECT count(*) FROM job WHERE run='pgbench' AND state='READY'), (SELECT count(*) "
-    "FROM "
+    "SELECT (SELECT count(*) FROM job WHERE run='pgbench' AND state='READY' AND layer=:l), "
+    "(SELECT count(*) FROM "
     "worker WHERE run='pgbench' AND state IN ('ACTIVE','DEGRADED'));\n"
-    "SELECT id AS j FROM job WHERE run='pgbench' AND state='READY' AND not_before<=1 AND solo=0 "
-    "ORDER BY layer, (CASE WHEN blamed LIKE '%,h,%' THEN 1 ELSE 0 END), cost DESC, id LIMIT 1 FOR "
-    "UPDATE SKIP LOCKED\n\\gset\n"
+    "SELECT id AS j FROM job WHERE run='pgbench' AND state='READY' AND layer=:l AND expert>=0 AND "
+    "expert<896 AND not_before<=1 AND solo=0 ORDER BY (CASE WHEN blamed LIKE '%,h,%' THEN 1 ELSE 0 "
+    "END), cost DESC, id LIMIT 1 FOR UPDATE SKIP LOCKED\n\\gset\n"
     "UPDATE job SET state='LEASED', next_attempt=next_attempt+1, speculated=CASE WHEN CAST(0 AS "
     "BIGINT)=1 THEN 1 ELSE speculated END WHERE run='pgbench' AND id=:j RETURNING next_attempt, "
     "layer, expert;\n"
@@ -147,7 +206,7 @@ static const char pgbench_script[] =
     "id=:j FOR UPDATE;\n"
     "UPDATE job SET state='DONE', sha='x', done_by='w', done_attempt=1, proxy=0, seconds=30, "
     "done_at=2 WHERE run='pgbench' AND id=:j;\n"
-    "DELETE FROM lease WHERE run='pgbench' AND job=:j;\n"
+    "DELETE FROM lease WHERE run='pgbench' AND job=:j RETURNING attempt, worker;\n"
     "UPDATE worker SET done=done+1, busy=busy+30, rate=30, last_seen=2 WHERE run='pgbench' AND "
     "id='w'||:w;\n"
     "INSERT INTO event VALUES('pgbench',1,1,1,1,'w'||:w,'done','x');\nCOMMIT;\n";
@@ -164,8 +223,8 @@ static int fill_pgbench(const char *where, struct kd_err *err)
                           err) ||
              kd_ledger_take(&l, KD_VERSION, err) || join_all(&l, err) ||
              kd_mem_zero(&plan, EXPERTS, sizeof *plan, "jobs", err);
-    for (int64_t layer = 1; !rc && layer <= PGBENCH_JOBS / EXPERTS + 1; layer++)
-        rc = kd_ledger_settle(&l, layer, plan, EXPERTS, err);
+    for (int64_t layer = 1; !rc && layer <= PGBENCH_LAYERS; layer++)
+        rc = kd_ledger_settle(&l, layer, 0, plan, EXPERTS, err);
     kd_mem_free(plan);
     kd_ledger_close(&l);
     return rc ? -1 : 0;
@@ -230,166 +289,120 @@ static int run_pgbench(const char *where, double *tps, struct kd_err *err)
     return 0;
 }
 
-static void put_rate(const struct kd_bench *b, const char *engine, int64_t layers,
-                     const struct rate *r, double pgbench)
+static double tps_of(const struct rate *r)
 {
-    double seconds = r->claims + r->beats + r->dones, tps = 3 * (double)r->count / seconds;
+    return 3 * (double)r->count / (r->claims + r->beats + r->dones);
+}
+
+/* A bar's figure, or -1 where this run has none. */
+static double figure(const struct rate *r, int bar)
+{
+    if (bar == 0)
+        return r->pgbench > 0 ? tps_of(r) / r->pgbench : -1;
+    return r->early_bytes > 0
+               ? 100 * (double)(r->late_bytes - r->early_bytes) / (double)r->early_bytes
+               : -1;
+}
+
+static void put_rate(const struct kd_bench *b, const char *engine, int64_t layers,
+                     const struct rate *r)
+{
+    double tps = tps_of(r), n = (double)r->count;
     kd_jw_open(b->w, NULL, '{');
     kd_jw_str(b->w, "name", "ledger");
     kd_jw_str(b->w, "engine", engine);
     kd_jw_int(b->w, "layers", layers);
     kd_jw_int(b->w, "jobs", r->count);
     kd_jw_num(b->w, "transactions_per_s", tps);
-    kd_jw_num(b->w, "claim_ms", 1000 * r->claims / (double)r->count);
-    kd_jw_num(b->w, "beat_ms", 1000 * r->beats / (double)r->count);
-    kd_jw_num(b->w, "done_ms", 1000 * r->dones / (double)r->count);
+    kd_jw_num(b->w, "claim_ms", 1000 * r->claims / n);
+    kd_jw_num(b->w, "beat_ms", 1000 * r->beats / n);
+    kd_jw_num(b->w, "done_ms", 1000 * r->dones / n);
     if (r->early_bytes) {
         kd_jw_int(b->w, "memory_layer_10", r->early_bytes);
         kd_jw_int(b->w, "memory_last_layer", r->late_bytes);
     }
-    if (pgbench > 0) {
-        kd_jw_num(b->w, "pgbench_per_s", pgbench);
-        kd_jw_num(b->w, "of_pgbench", tps / pgbench);
+    if (r->pgbench > 0) {
+        kd_jw_num(b->w, "pgbench_per_s", r->pgbench);
+        kd_jw_num(b->w, "of_pgbench", figure(r, 0));
     }
     kd_jw_close(b->w, '}');
     if (!b->screen)
         return;
-    printf("ledger on %s, %lld layers of %d experts: %.0f transactions/s (claim %.2f ms, beat %.2f "
+    printf("ledger on %s, %lld layers, %lld jobs: %.0f transactions/s (claim %.2f ms, beat %.2f "
            "ms, done %.2f ms)\n",
-           engine, (long long)layers, EXPERTS, tps, 1000 * r->claims / (double)r->count,
-           1000 * r->beats / (double)r->count, 1000 * r->dones / (double)r->count);
+           engine, (long long)layers, (long long)r->count, tps, 1000 * r->claims / n,
+           1000 * r->beats / n, 1000 * r->dones / n);
     if (r->early_bytes)
-        printf("  memory %.2f MB after layer %d, %.2f MB after the last\n",
-               (double)r->early_bytes / 1e6, SPREAD, (double)r->late_bytes / 1e6);
-    if (pgbench > 0)
-        printf("  pgbench, one client, the same statements: %.0f/s; ours is %.2f of it\n", pgbench,
-               tps / pgbench);
+        printf("  memory %.2f MB after layer %d, %.2f MB after the last (%+.1f %%)\n",
+               (double)r->early_bytes / 1e6, SPREAD, (double)r->late_bytes / 1e6, figure(r, 1));
+    if (r->pgbench > 0)
+        printf("  pgbench, one client, the same statements: %.0f/s; ours is %.2f of it\n",
+               r->pgbench, figure(r, 0));
 }
 
-static void simulate(const struct kd_bench *b, const char *name, const struct kd_sim *s,
-                     enum kd_sim_mode mode)
+/* --require "pgbench=0.5,memory=5". Before anything runs, r is NULL: only the list is looked at. */
+static int require(const struct rate *r, const char *list, struct kd_err *err)
 {
-    static const char *const modes[] = {"serial", "streamed", "expert"};
-    struct kd_sim_out o;
-    kd_farm_sim(s, mode, &o);
-    kd_jw_open(b->w, NULL, '{');
-    kd_jw_str(b->w, "name", "simulation");
-    kd_jw_str(b->w, "machines", name);
-    kd_jw_str(b->w, "mode", modes[mode]);
-    kd_jw_num(b->w, "hours", o.hours);
-    kd_jw_num(b->w, "calibration_h", o.calib_h);
-    kd_jw_num(b->w, "encoding_h", o.encode_h);
-    kd_jw_num(b->w, "shipping_h", o.ship_h);
-    kd_jw_num(b->w, "trunk_h", o.trunk_h);
-    kd_jw_num(b->w, "forward_h", o.forward_h);
-    kd_jw_num(b->w, "checkpoint_h", o.checkpoint_h);
-    kd_jw_num(b->w, "idle_share", o.idle_share);
-    kd_jw_close(b->w, '}');
-    if (b->screen)
-        printf("%-34s %-8s %6.1f h: calibration %.1f, encoding %.1f, shipping %.1f, trunk %.1f, "
-               "forward %.1f, checkpoints %.1f; workers idle %2.0f %%\n",
-               name, modes[mode], o.hours, o.calib_h, o.encode_h, o.ship_h, o.trunk_h, o.forward_h,
-               o.checkpoint_h, 100 * o.idle_share);
-}
-
-/* The plan's own rates (farm specification, section 3): a GB300 of `big` Sparks and 8 Sparks. */
-static struct kd_sim plan(double big, double together_s, double calib_s)
-{
-    struct kd_sim s = {.layers = LAYERS, .jobs = EXPERTS, .units = 9, .calib_s = calib_s};
-    s.speed[0] = big;
-    for (int i = 1; i < 9; i++)
-        s.speed[i] = 1;
-    s.encode_s = together_s * (big + 8);
-    return s;
-}
-
-static void simulate_plan(const struct kd_bench *b)
-{
-    for (int high = 0; high < 2; high++) {
-        struct kd_sim s = high ? plan(2.5, 447, 626) : plan(3, 317, 205);
-        const char *name = high ? "GB300 + 8 Sparks, plan's high" : "GB300 + 8 Sparks, plan's low";
-        struct kd_sim t = s;
-        t.ship_s = 12;
-        t.checkpoint_s = high ? 3 : 2;
-        simulate(b, name, &t, KD_SIM_SERIAL);
-        simulate(b, name, &s, KD_SIM_STREAMED);
-        simulate(b, name, &s, KD_SIM_EXPERT);
-        /* Decision 9's terms: inputs to 8 workers on 10 GbE, the trunk on the coordinator, the
-         * quantized forward (0.54 PFLOP a layer at 60 TFLOP/s). */
-        s.ship_s = 27;
-        s.trunk_s = high ? 51 : 27;
-        s.forward_s = 9;
-        s.checkpoint_s = high ? 3 : 2;
-        simulate(b, "  with all terms", &s, KD_SIM_EXPERT);
-    }
-}
-
-/* Machines of measured speed: tiles a second of the coordinator's GPU or CPU, and of each worker.
- * None without --units. */
-static int read_units(struct kd_sim *s, const char *list, struct kd_err *err)
-{
-    char part[32];
-    double all = 0;
-    *s = (struct kd_sim){.layers = LAYERS, .jobs = EXPERTS};
     for (const char *at = list; at && *at;) {
-        size_t n = strcspn(at, ",");
-        double tiles;
-        if (n >= sizeof part || s->units == KD_SIM_UNITS_MAX)
-            return kd_fail(err, KD_EUSAGE, "--units: at most %d numbers", KD_SIM_UNITS_MAX);
-        snprintf(part, sizeof part, "%.*s", (int)n, at);
-        if (kd_parse_num(part, &tiles, err) || !(tiles >= 0) || tiles > 1e12)
-            return kd_fail(err, KD_EUSAGE, "--units: '%s' is no rate in tiles/s", part);
-        s->speed[s->units++] = tiles;
-        all += tiles;
+        size_t n = strcspn(at, ","), key = strcspn(at, "=");
+        char number[32];
+        double want;
+        int i = 0;
+        while (i < 2 && (strlen(bars[i].key) != key || strncmp(bars[i].key, at, key) != 0))
+            i++;
+        if (key >= n || i == 2)
+            return kd_fail(err, KD_EUSAGE,
+                           "--require: '%.*s' is not pgbench or memory, '=' and a number", (int)n,
+                           at);
+        snprintf(number, sizeof number, "%.*s", (int)(n - key - 1), at + key + 1);
+        if (kd_parse_num(number, &want, err))
+            return kd_wrap(err, "--require");
+        double v = r ? figure(r, i) : want;
+        if (r && i == 0 && !(r->pgbench > 0))
+            return kd_fail(err, KD_EUSAGE,
+                           "--require pgbench: needs --ledger and the program pgbench");
+        if (r && i == 1 && !r->early_bytes)
+            return kd_fail(err, KD_EUSAGE, "--require memory: needs more than %d layers", SPREAD);
+        if (bars[i].most ? v > want : v < want)
+            return kd_fail(err, KD_EGATE, "%s is %.4g, not at %s %g", bars[i].key, v,
+                           bars[i].most ? "most" : "least", want);
         at += n + (at[n] == ',');
     }
-    return !list || all > 0 ? 0 : kd_fail(err, KD_EUSAGE, "--units: nobody would encode");
+    return 0;
 }
 
-static void simulate_measured(const struct kd_bench *b, struct kd_sim *s)
+static int ledger(const struct kd_bench *b, int64_t layers, struct rate *r, struct kd_err *err)
 {
-    char name[128];
-    /* An expert has 3 x 3584 x 3072 weights in tiles of 256. */
-    s->encode_s = EXPERTS * 3.0 * 3584 * 3072 / 256;
-    s->ship_s = 3.67e9 * (s->units - 1) / 1.1e9;
-    s->trunk_s = s->speed[0] > 0 ? 0.02 * s->encode_s / s->speed[0] : 0;
-    s->checkpoint_s = 3;
-    snprintf(name, sizeof name, "%d machine%s of %.60s tiles/s", s->units, s->units > 1 ? "s" : "",
-             b->units);
-    simulate(b, name, s, KD_SIM_EXPERT);
-}
-
-int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
-{
-    char dir[] = "/tmp/kondense-bench-XXXXXX", where[128];
+    char dir[] = "/tmp/kondense-bench-XXXXXX", where[128], run[64], stamp[32];
     struct kd_ledger l;
-    struct rate r;
+    struct kd_err ignored;
     double pgbench = -1;
-    struct kd_sim measured;
-    int64_t layers = b->layers > 0 ? b->layers : LAYERS;
-    if (read_units(&measured, b->units, err))
-        return -1;
     if (!mkdtemp(dir))
         return kd_fail_sys(err, "no temporary folder");
     snprintf(where, sizeof where, "sqlite:%s/ledger.db", dir);
     const char *at = b->ledger ? b->ledger : where;
-    char run[64], stamp[32];
     kd_clock_stamp(stamp, sizeof stamp);
     snprintf(run, sizeof run, "bench %s", stamp);
     int rc = b->ledger ? run_pgbench(at, &pgbench, err) : 0;
+    memset(r, 0, sizeof *r);
     if (!rc && !(rc = kd_ledger_open(&l, at, run, NULL, err))) {
-        rc = whole_run(&l, layers, &r, err);
+        rc = whole_run(&l, layers, r, err);
         kd_ledger_close(&l);
     }
-    if (!rc)
-        put_rate(b, b->ledger ? "PostgreSQL" : "SQLite", layers, &r, pgbench);
-    struct kd_err ignored;
-    if (kd_dir_remove(dir, &ignored) && !rc)
+    r->pgbench = pgbench;
+    if (kd_dir_remove(dir, &ignored) && !rc) {
+        *err = ignored;
         rc = -1;
-    if (rc)
+    }
+    return rc ? -1 : 0;
+}
+
+int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
+{
+    struct rate r;
+    int64_t layers = b->layers > 0 ? b->layers : LAYERS;
+    if (require(NULL, b->require, err) || kd_bench_farm_units(b, err) || ledger(b, layers, &r, err))
         return -1;
-    simulate_plan(b);
-    if (measured.units)
-        simulate_measured(b, &measured);
-    return 0;
+    put_rate(b, b->ledger ? "PostgreSQL" : "SQLite", layers, &r);
+    return kd_bench_farm_sim(b, err) || require(&r, b->require, err) ? -1 : 0;
 }

@@ -50,7 +50,8 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_STR,
      .out = &o.require,
      .arg = "LIST",
-     .help = "serve: end with 3 unless these are met, as toks=15,ttft=2"},
+     .help = "serve, farm: end with 3 unless these are met, as toks=15,ttft=2 or "
+             "pgbench=0.5,memory=5"},
     {.name = "prompt",
      .type = KD_OPT_INT,
      .out = &o.prompt,
@@ -72,15 +73,15 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_INT,
      .out = &o.layers,
      .arg = "N",
-     .help = "farm: layers of 896 experts; default 92",
+     .help = "farm: K3's layers to go through; default all 93",
      .min = 1,
      .max = 1000},
     {.name = "units",
      .type = KD_OPT_STR,
      .out = &o.units,
      .arg = "LIST",
-     .help =
-         "farm: tiles/s of the coordinator (0: encodes nothing) and of each worker, to simulate"},
+     .help = "farm: the coordinator and its workers, to simulate: machines as for plan (gb300, "
+             "spark:8, FILE), or tiles/s and TFLOP/s as 351000/47 (0: encodes nothing)"},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
@@ -94,7 +95,7 @@ static int check_options(const char *what, const char *model, struct kd_err *err
     const struct {
         const char *name;
         bool given, fits;
-    } used[] = {{"--rate", o.rate, codec},        {"--require", o.require, serve},
+    } used[] = {{"--rate", o.rate, codec},        {"--require", o.require, serve || farm},
                 {"--text", o.texts, serve},       {"--ledger", o.ledger, farm},
                 {"--layers", o.layers > 0, farm}, {"--units", o.units, farm},
                 {"MODEL", model, !farm && !codec}};
@@ -199,5 +200,12 @@ const struct kd_cmd kd_cmd_bench = {
         "clients'. The bound is what the stored matrices allow: each is decoded once a step and "
         "multiplied for each token, at the rates of both that are measured between the rounds on "
         "the model's own matrices. --require takes these names with the least (for ttft, warm and "
-        "overhead the most) that is good enough.",
+        "overhead the most) that is good enough.\n\n"
+        "farm takes the ledger through all of K3's jobs, claim, beat and result of each, in one "
+        "process: with --ledger the same transactions by pgbench stand beside (--require "
+        "pgbench=0.5: at least half of its rate), and memory after the last layer beside that "
+        "after "
+        "layer 10 (memory=5: at most 5 % more). Then how long a farm would take: by the published "
+        "plan's own rates, and by those of machines, each told with where its figures come from, "
+        "this machine's measured now.",
 };

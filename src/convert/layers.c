@@ -96,6 +96,62 @@ static bool units_there(const struct kd_job *j, int64_t layer, const struct grou
     return true;
 }
 
+/* A stage's tensors as jobs of the farm. */
+struct crew {
+    struct kd_job *j;
+    const struct kd_out_tensor *t[KD_LAYER_TRUNK_MAX];
+    const struct kd_mat *mat[KD_LAYER_TRUNK_MAX];
+    const char *input;
+    const struct kd_hess *hess;
+    bool ready; /* their Hessian is there, or needs none */
+};
+
+static int task_of(void *ctx, int64_t i, struct kd_farm_task *t, bool *wanted, struct kd_err *err)
+{
+    const struct crew *c = ctx;
+    *t = (struct kd_farm_task){
+        .trunk = true, .hess = c->hess, .w1 = *c->mat[i], .digest = c->j->digest};
+    t->spec[0] = kd_layer_spec(c->j, c->t[i], c->input);
+    *wanted = kd_farm_takes(t);
+    if (!*wanted)
+        return 0;
+    if (kd_job_unit_path(c->j, c->t[i], t->path, sizeof t->path, err))
+        return -1;
+    return c->ready || kd_file_exists(t->path)
+               ? 0
+               : kd_fail(err, KD_ECORRUPT, "'%s' was whole and is damaged now; resume", t->path);
+}
+
+static void note_unit(void *ctx, int64_t i)
+{
+    const struct crew *c = ctx;
+    kd_progress_add(0, c->t[i]->key);
+}
+
+/* With workers: the stage's units are made by whoever is free. Those that no wire takes are left to
+ * kd_layer_linear. Called for a stage that is whole, too, so that the ledger knows. */
+static int spread(struct kd_job *j, struct kd_layer_work *w, const struct group *g, int count,
+                  const char *input, const struct kd_hess *h, bool ready, struct kd_err *err)
+{
+    struct crew c = {.j = j, .input = input, .hess = h, .ready = ready};
+    struct kd_farm_layer l = {.layer = w->L.index,
+                              .trunk = KD_JOB_TRUNK + w->trunk_count,
+                              .hess = h,
+                              .ctx = &c,
+                              .plan = task_of,
+                              .done = note_unit};
+    if (!kd_farm_spreads(j->farm))
+        return 0;
+    for (int i = 0; i < count; i++) {
+        const struct kd_out_tensor *t = kd_layer_tensor(j, w->L.index, g[i].suffix);
+        if (!t)
+            continue;
+        c.t[l.experts] = t;
+        c.mat[l.experts++] = g[i].mat;
+    }
+    return l.experts ? kd_farm_layer(j->farm, &l, err) : 0;
+}
+
 /* One stage: rows(w, block) computes the block's inputs of the group [T][k]; they make the Hessian,
  * unless every unit of the group is there already. `always` runs the rows all the same (a stage
  * that leaves something behind). */
@@ -103,8 +159,8 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
                  const char *input, int64_t k, bool always, kd_layer_rows *rows, struct kd_err *err)
 {
     struct kd_hess h;
-    bool need = !units_there(j, w->L.index, g, count) && j->recipe.feedback;
-    bool hess = need || (!units_there(j, w->L.index, g, count) && j->recipe.row_power > 0);
+    bool there = units_there(j, w->L.index, g, count);
+    bool hess = !there && (j->recipe.feedback || j->recipe.row_power > 0);
     float *x = NULL;
     int rc = 0;
     memset(&h, 0, sizeof h);
@@ -127,6 +183,8 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
         if (!rc && hess)
             kd_hess_close(&h);
     }
+    if (!rc)
+        rc = spread(j, w, g, count, input, hess ? &h : NULL, !there, err);
     for (int i = 0; !rc && i < count; i++) {
         const struct kd_out_tensor *t = kd_layer_tensor(j, w->L.index, g[i].suffix);
         if (t)

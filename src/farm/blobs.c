@@ -5,8 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOB_MAX = 1 << 30 };
-
 int64_t kd_wire_weights_bytes(enum kd_mat_type type, int64_t rows, int64_t cols)
 {
     return type == KD_MAT_F32    ? rows * cols * 4
@@ -28,9 +26,10 @@ static void add_rows(struct kd_buf *out, const void *data, int64_t rows, int64_t
 
 int kd_wire_weights_put(struct kd_buf *out, const struct kd_farm_task *t, struct kd_err *err)
 {
-    const struct kd_mat *m[3] = {&t->w1, &t->w3, &t->w2};
-    kd_buf_init(out, BLOB_MAX);
-    for (int i = 0; i < 3; i++) {
+    const struct kd_mat *m[3];
+    int n = kd_farm_task_mats(t, m);
+    kd_buf_init(out, KD_WIRE_BLOB_MAX);
+    for (int i = 0; i < n; i++) {
         int64_t cols = m[i]->cols, rows = m[i]->rows;
         if (m[i]->type == KD_MAT_F32)
             add_rows(out, m[i]->data, rows, cols * 4, m[i]->ld * 4);
@@ -41,10 +40,33 @@ int kd_wire_weights_put(struct kd_buf *out, const struct kd_farm_task *t, struct
             add_rows(out, m[i]->scale, rows, (cols + 31) / 32, m[i]->ld_scale);
         } else {
             return kd_fail(err, KD_ENOTSUP,
-                           "experts stored in this form cannot be sent to workers");
+                           "weights stored in this form cannot be sent to workers");
         }
     }
-    return kd_buf_ok(out, "an expert's weights", err);
+    return kd_buf_ok(out, "a job's weights", err);
+}
+
+const void *kd_wire_weights_flat(const struct kd_farm_task *t, int64_t *bytes)
+{
+    const struct kd_mat *m = &t->w1;
+    if (!t->trunk || (m->type != KD_MAT_F32 && m->type != KD_MAT_BF16) || m->ld != m->cols)
+        return NULL;
+    *bytes = kd_wire_weights_bytes(m->type, m->rows, m->cols);
+    return m->data;
+}
+
+bool kd_farm_takes(const struct kd_farm_task *t)
+{
+    const struct kd_mat *m[3];
+    int n = kd_farm_task_mats(t, m);
+    int64_t k = t->w1.cols, bytes = 0;
+    for (int i = 0; i < n; i++) {
+        if (m[i]->type != KD_MAT_F32 && m[i]->type != KD_MAT_BF16 && m[i]->type != KD_MAT_MXFP4)
+            return false;
+        bytes += kd_wire_weights_bytes(m[i]->type, m[i]->rows, m[i]->cols);
+    }
+    return bytes <= KD_WIRE_BLOB_MAX && k * (k + 1) * 2 <= KD_WIRE_BLOB_MAX &&
+           kd_farm_unit_bytes(t) <= KD_WIRE_UNIT_MAX;
 }
 
 int kd_wire_weights_get(struct kd_farm_task *t, const struct kd_wire_layer *l,
@@ -52,10 +74,12 @@ int kd_wire_weights_get(struct kd_farm_task *t, const struct kd_wire_layer *l,
                         struct kd_err *err)
 {
     struct kd_mat *m[3] = {&t->w1, &t->w3, &t->w2};
+    t->trunk = l->trunk;
     if (bytes != j->weights.bytes)
         return kd_fail(err, KD_ECORRUPT, "weights of %lld bytes", (long long)bytes);
-    for (int i = 0; i < 3; i++) {
-        int64_t rows = i == 2 ? l->in.latent : l->inter, cols = i == 2 ? l->inter : l->in.latent;
+    for (int i = 0; i < (l->trunk ? 1 : 3); i++) {
+        int64_t rows = l->trunk ? j->rows : i == 2 ? l->in.latent : l->inter;
+        int64_t cols = i == 2 ? l->inter : l->in.latent;
         *m[i] = (struct kd_mat){
             .type = j->type[i], .rows = rows, .cols = cols, .data = data, .ld = cols};
         if (j->type[i] == KD_MAT_MXFP4) {
@@ -70,7 +94,7 @@ int kd_wire_weights_get(struct kd_farm_task *t, const struct kd_wire_layer *l,
 
 int kd_wire_hess_put(struct kd_buf *out, const struct kd_hess *h, struct kd_err *err)
 {
-    kd_buf_init(out, BLOB_MAX);
+    kd_buf_init(out, KD_WIRE_BLOB_MAX);
     for (int64_t i = 0; i < h->k_real; i++)
         kd_buf_add(out, h->h + i * h->k + i, (size_t)(h->k_real - i) * sizeof(float));
     return kd_buf_ok(out, "a Hessian", err);
@@ -94,7 +118,7 @@ int kd_wire_hess_get(struct kd_hess *h, const struct kd_wire_layer *l, const uin
 
 int kd_wire_routing_put(struct kd_buf *out, const struct kd_layer_inputs *in, struct kd_err *err)
 {
-    kd_buf_init(out, BLOB_MAX);
+    kd_buf_init(out, KD_WIRE_BLOB_MAX);
     uint8_t *ids = kd_buf_grow(out, (size_t)(in->T * in->topk * 2));
     if (ids)
         for (int64_t i = 0; i < in->T * in->topk; i++) {

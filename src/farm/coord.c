@@ -105,8 +105,10 @@ static bool fits(struct kd_farm *f, struct kd_req *r, const struct kd_wire_join 
     char why[200];
     *why = 0;
     if (j->protocol != KD_WIRE_PROTOCOL || strcmp(j->card.version, KD_VERSION) != 0)
-        snprintf(why, sizeof why, "this worker is version %s, the coordinator %s: install the same",
-                 j->card.version, KD_VERSION);
+        snprintf(why, sizeof why,
+                 "this worker is version %s (wire %lld), the coordinator %s (wire %d): install the "
+                 "same",
+                 j->card.version, (long long)j->protocol, KD_VERSION, KD_WIRE_PROTOCOL);
     else if (strcmp(j->klass, KD_WIRE_CLASS) != 0)
         snprintf(why, sizeof why, "this worker computes in class %s, the run is in class %s",
                  j->klass, KD_WIRE_CLASS);
@@ -161,23 +163,41 @@ static void join(void *ctx, struct kd_req *r)
     reply(r, &b);
 }
 
-/* Fills a job of the reply; the digest of an expert's weights is made when first asked for. */
-static int describe(struct kd_farm *f, const struct kd_grant *g, struct kd_wire_job *j,
+/* The bytes of a job's weights, in b where they are not the source's own. */
+static int weights_of(const struct kd_farm_task *t, struct kd_buf *b, const void **data,
+                      int64_t *bytes, struct kd_err *err)
+{
+    kd_buf_init(b, 0);
+    *data = kd_wire_weights_flat(t, bytes);
+    if (*data)
+        return 0;
+    if (kd_wire_weights_put(b, t, err)) {
+        kd_buf_release(b);
+        return -1;
+    }
+    *data = b->data;
+    *bytes = (int64_t)b->size_bytes;
+    return 0;
+}
+
+/* Fills a job of the reply; the digest of a job's weights is made when first asked for. */
+static int describe(struct kd_farm *f, const struct kd_grant *g, int64_t e, struct kd_wire_job *j,
                     struct kd_err *err)
 {
     struct kd_farm_task t;
     struct kd_buf b;
+    const void *data;
     bool wanted;
-    if (kd_farm_plan(f, g->expert, &t, &wanted, err))
+    if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
-    struct kd_slot *s = &f->slot[g->expert];
+    struct kd_slot *s = &f->slot[e];
     pthread_mutex_lock(&f->lock);
     struct kd_blob_ref ref = s->weights;
     pthread_mutex_unlock(&f->lock);
     if (!ref.bytes) {
-        int rc =
-            kd_wire_weights_put(&b, &t, err) || kd_sha256_of(b.data, b.size_bytes, ref.sha256, err);
-        ref.bytes = (int64_t)b.size_bytes;
+        if (weights_of(&t, &b, &data, &ref.bytes, err))
+            return -1;
+        int rc = kd_sha256_of(data, (size_t)ref.bytes, ref.sha256, err);
         kd_buf_release(&b);
         if (rc)
             return -1;
@@ -188,6 +208,7 @@ static int describe(struct kd_farm *f, const struct kd_grant *g, struct kd_wire_
     *j = (struct kd_wire_job){.expert = g->expert,
                               .attempt = g->attempt,
                               .lease_s = g->lease_s,
+                              .rows = t.w1.rows,
                               .plain_won = t.plain_won,
                               .type = {t.w1.type, t.w3.type, t.w2.type},
                               .weights = ref,
@@ -202,25 +223,28 @@ static int claim_jobs(struct kd_farm *f, const char *id, const struct kd_json *o
     struct kd_grant g[KD_WIRE_JOBS_MAX];
     const char *token, *incarnation;
     int64_t most, n = 0;
+    bool trunk;
     int rc;
     if (kd_json_str(o, "token", &token, err) || kd_json_str(o, "incarnation", &incarnation, err) ||
-        kd_json_int(o, "most", 1, KD_WIRE_JOBS_MAX, &most, err))
+        kd_json_int(o, "most", 1, KD_WIRE_JOBS_MAX, &most, err) ||
+        kd_json_bool_or(o, "trunk", true, &trunk, err))
         return -1;
     if (strlen(token) > 64 || strlen(incarnation) > 64)
         return kd_fail(err, KD_EINVAL, "a token that is too long");
     c->drain = f->finished;
-    if (!f->layer || !f->z.data)
+    if (!f->layer || !f->served || (f->layer->trunk && !trunk))
         return 0;
     c->wait_for_disk = !kd_farm_disk_ok(f);
     if (c->wait_for_disk)
         return 0;
-    KD_WITH_LEDGER(f, rc, kd_ledger_claim(&f->ledger, id, incarnation, token, most, g, &n, err));
+    struct kd_claim q = {id, incarnation, token, most, kd_farm_stage(f)};
+    KD_WITH_LEDGER(f, rc, kd_ledger_claim(&f->ledger, &q, g, &n, err));
     c->layer = f->wire;
     for (int64_t i = 0; !rc && i < n; i++) {
-        if (g[i].layer != f->layer->layer || g[i].expert >= f->layer->experts ||
-            f->slot[g[i].expert].state == KD_SLOT_NONE)
-            continue; /* of a layer that has ended: its lease runs out */
-        rc = describe(f, &g[i], &c->job[c->count++], err);
+        int64_t e = kd_farm_place(f, g[i].layer, g[i].expert);
+        if (e >= 0 && f->slot[e].state != KD_SLOT_NONE)
+            rc = describe(f, &g[i], e, &c->job[c->count++], err);
+        /* else asked for again, of a stage that has ended: its lease runs out */
     }
     return rc;
 }
@@ -359,6 +383,8 @@ static int64_t send_blob(struct kd_farm *f, struct kd_req *r, const char *sha, i
     struct kd_farm_task t;
     struct kd_buf b;
     struct kd_err err;
+    const void *data;
+    int64_t n = 0;
     bool wanted;
     for (int i = 0; i < 3; i++)
         if (three[i]->data && !strcmp(three[i]->ref.sha256, sha)) {
@@ -371,17 +397,16 @@ static int64_t send_blob(struct kd_farm *f, struct kd_req *r, const char *sha, i
         e++;
     pthread_mutex_unlock(&f->lock);
     if (e == experts) {
-        refuse(r, 404, "no_blob", "no blob of the open layer has this digest");
+        refuse(r, 404, "no_blob", "no blob of the open stage has this digest");
         return 0;
     }
-    kd_buf_init(&b, 0);
-    if (kd_farm_plan(f, e, &t, &wanted, &err) || kd_wire_weights_put(&b, &t, &err))
+    if (kd_farm_plan(f, e, &t, &wanted, &err) || weights_of(&t, &b, &data, &n, &err)) {
         refuse_err(r, &err);
-    else
-        send_part(r, (const uint8_t *)b.data, (int64_t)b.size_bytes, part);
-    int64_t n = (int64_t)b.size_bytes;
+        return 0;
+    }
+    send_part(r, data, n, part);
     kd_buf_release(&b);
-    return n;
+    return n - part * KD_WIRE_PART;
 }
 
 static void blob(void *ctx, struct kd_req *r)
@@ -440,20 +465,18 @@ static int examine(struct kd_farm *f, const struct kd_wire_put *p, const struct 
     if (kd_unit_view(&u, data, (int64_t)bytes, "unit", f->o.digest, err) ||
         kd_farm_check(&alone, f->layer->in, t, &u, CHECK_ROWS, err))
         return -1;
-    *proxy = u.figures[2].proxy;
+    *proxy = u.figures[u.count - 1].proxy;
     return 0;
 }
 
-static int take_unit(struct kd_farm *f, struct kd_req *r, const char *id,
-                     const struct kd_wire_put *p, enum kd_store *what, struct kd_err *err)
+static int take_unit(struct kd_farm *f, const char *id, const struct kd_wire_put *p, int64_t e,
+                     const void *data, size_t bytes, enum kd_store *what, struct kd_err *err)
 {
     struct kd_farm_task t;
     bool wanted;
-    size_t bytes;
     double proxy = 0;
     int rc;
-    const char *data = kd_req_body(r, &bytes);
-    if (kd_farm_plan(f, p->expert, &t, &wanted, err))
+    if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
     if (examine(f, p, &t, data, bytes, &proxy, err)) {
         struct kd_err more;
@@ -475,7 +498,7 @@ static int take_unit(struct kd_farm *f, struct kd_req *r, const char *id,
                             .seconds = (double)p->ms / 1000,
                             .proxy = proxy,
                             .bytes = (int64_t)bytes};
-    rc = kd_farm_store(f, &t, data, (int64_t)bytes, &res, what, err);
+    rc = kd_farm_store(f, e, &t, data, (int64_t)bytes, &res, what, err);
     if (!rc) {
         struct kd_err more;
         KD_WITH_LEDGER(f, rc, kd_ledger_traffic(&f->ledger, id, 0, (int64_t)bytes, &more));
@@ -500,9 +523,11 @@ static void put(void *ctx, struct kd_req *r)
         return;
     }
     pthread_rwlock_rdlock(&f->layer_lock);
-    bool late = !f->layer || p.layer != f->layer->layer || p.expert >= f->layer->experts ||
-                f->slot[p.expert].state == KD_SLOT_NONE;
-    rc = late ? 0 : take_unit(f, r, id, &p, &what, &err);
+    int64_t e = kd_farm_place(f, p.layer, p.expert);
+    bool late = e < 0 || f->slot[e].state == KD_SLOT_NONE;
+    size_t bytes;
+    const char *data = kd_req_body(r, &bytes);
+    rc = late ? 0 : take_unit(f, id, &p, e, data, bytes, &what, &err);
     pthread_rwlock_unlock(&f->layer_lock);
     if (rc && (err.code == KD_ECORRUPT || err.code == KD_EINVAL)) {
         refuse(r, 422, err.code == KD_ECORRUPT ? "wrong" : "damaged", err.msg);
@@ -571,7 +596,29 @@ static int blob_of(struct kd_blob *b, const void *data, int64_t bytes, struct kd
     return kd_sha256_of(data, (size_t)bytes, b->ref.sha256, err);
 }
 
-int kd_coord_layer(struct kd_farm *f, struct kd_err *err)
+/* A stage of the trunk: its Hessian is all that its jobs share. */
+static int serve_trunk(struct kd_farm *f, struct kd_err *err)
+{
+    const struct kd_hess *h = f->layer->hess;
+    struct kd_farm_task t;
+    bool wanted = false;
+    for (int64_t e = 0; e < f->layer->experts && !wanted; e++)
+        if (kd_farm_plan(f, e, &t, &wanted, err))
+            return -1;
+    f->wire = (struct kd_wire_layer){
+        .layer = f->layer->layer, .trunk = true, .in.latent = t.w1.cols, .digest = f->o.digest};
+    if (!h)
+        return 0;
+    if (kd_wire_hess_put(&f->hess.own, h, err) ||
+        blob_of(&f->hess, f->hess.own.data, (int64_t)f->hess.own.size_bytes, err))
+        return -1;
+    f->wire.hess = f->hess.ref;
+    f->wire.hess_rows = h->rows;
+    f->wire.hess_bad_rows = h->bad_rows;
+    return 0;
+}
+
+static int serve_experts(struct kd_farm *f, struct kd_err *err)
 {
     const struct kd_layer_inputs *in = f->layer->in;
     struct kd_farm_task t;
@@ -598,8 +645,17 @@ int kd_coord_layer(struct kd_farm *f, struct kd_err *err)
     return 0;
 }
 
+int kd_coord_layer(struct kd_farm *f, struct kd_err *err)
+{
+    if (f->layer->trunk ? serve_trunk(f, err) : serve_experts(f, err))
+        return -1;
+    f->served = true;
+    return 0;
+}
+
 void kd_coord_layer_end(struct kd_farm *f)
 {
+    f->served = false;
     kd_buf_release(&f->hess.own);
     kd_buf_release(&f->routing.own);
     f->z = f->hess = f->routing = (struct kd_blob){0};

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { KD_DB_STATEMENTS = 64, KD_DB_ARGS_MAX = 24 };
+enum { KD_DB_STATEMENTS = 96, KD_DB_ARGS_MAX = 24 };
 
 struct kd_db_arg {
     enum { KD_DB_INT, KD_DB_NUM, KD_DB_TEXT } type;

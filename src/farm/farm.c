@@ -229,6 +229,14 @@ static int sum_up(struct kd_farm *f, struct kd_err *err)
     int rc = 0;
     if (kd_ledger_status(&f->ledger, 2000, &s, err))
         return -1;
+    struct kd_audit a;
+    if (kd_ledger_audit(&f->ledger, &a, err)) {
+        kd_farm_status_release(&s);
+        return -1;
+    }
+    kd_log(a.unexplained ? KD_LOG_WARN : KD_LOG_INFO, "farm",
+           "jobs=%lld jobs_done=%lld attempts=%lld unexplained=%lld", (long long)a.jobs,
+           (long long)a.done, (long long)a.attempts, (long long)a.unexplained);
     for (int64_t i = 0; i < s.worker_count; i++) {
         const struct kd_worker_row *w = &s.workers[i];
         kd_log(KD_LOG_INFO, "farm",
@@ -247,6 +255,11 @@ static int sum_up(struct kd_farm *f, struct kd_err *err)
     }
     kd_farm_status_release(&s);
     return rc ? -1 : 0;
+}
+
+bool kd_farm_spreads(const struct kd_farm *f)
+{
+    return f && f->o.home;
 }
 
 void kd_farm_close(struct kd_farm *f, const char *state)
@@ -288,7 +301,7 @@ static int look_at_disk(struct kd_farm *f, struct kd_job_plan *plan, struct kd_e
         if (!wanted)
             continue;
         memcpy(f->disk_path, t.path, sizeof t.path);
-        plan[e].cost = (double)(t.w1.rows * t.w1.cols * 3);
+        plan[e].cost = (double)(t.w1.rows * t.w1.cols * (t.trunk ? 1 : 3));
         plan[e].bytes = kd_farm_unit_bytes(&t);
         if (plan[e].bytes > f->unit_bytes_max)
             f->unit_bytes_max = plan[e].bytes;
@@ -322,12 +335,12 @@ static int open_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct k
     f->layer = l;
     f->left = 0;
     f->unit_bytes_max = 0;
-    rc = kd_mem_zero(&f->slot, l->experts, sizeof *f->slot, "experts", err) ||
-         kd_mem_zero(&plan, l->experts, sizeof *plan, "expert plan", err) ||
-         look_at_disk(f, plan, err);
+    rc = kd_mem_zero(&f->slot, l->experts, sizeof *f->slot, "jobs", err) ||
+         kd_mem_zero(&plan, l->experts, sizeof *plan, "jobs", err) || look_at_disk(f, plan, err);
     do
         if (!rc)
-            KD_WITH_LEDGER(f, rc, kd_ledger_settle(&f->ledger, l->layer, plan, l->experts, err));
+            KD_WITH_LEDGER(f, rc,
+                           kd_ledger_settle(&f->ledger, l->layer, l->trunk, plan, l->experts, err));
     while (rc && plan && !(rc = away(f, &since, err)));
     if (!rc && f->left && f->o.home)
         rc = kd_coord_layer(f, err);
@@ -370,9 +383,9 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
     if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
     if (kd_farm_encode(f->o.run, f->layer->in, &t, &unit, err))
-        return kd_wrap(err, "expert %lld", (long long)e);
+        return kd_wrap(err, "%s %lld", t.trunk ? "tensor" : "expert", (long long)e);
     struct kd_result r = {.layer = f->layer->layer,
-                          .expert = e,
+                          .expert = kd_farm_number(f, e),
                           .attempt = attempt,
                           .worker = local,
                           .sha256 = sha,
@@ -380,7 +393,7 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
                           .bytes = (int64_t)unit.size_bytes};
     int rc = kd_sha256_of(unit.data, unit.size_bytes, sha, err);
     if (!rc)
-        rc = kd_farm_store(f, &t, unit.data, (int64_t)unit.size_bytes, &r, &what, err);
+        rc = kd_farm_store(f, e, &t, unit.data, (int64_t)unit.size_bytes, &r, &what, err);
     kd_buf_release(&unit);
     if (rc && err->code == KD_ENET)
         return 0; /* it is on disk; the ledger hears of it later */
@@ -391,8 +404,12 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
  */
 static int encode_claimed(struct kd_farm *f, const struct kd_grant *g, struct kd_err *err)
 {
+    int64_t e = kd_farm_place(f, g->layer, g->expert);
+    if (e < 0)
+        return kd_fail(err, KD_EINVAL, "the ledger gave job %lld of layer %lld, which is not open",
+                       (long long)g->expert, (long long)g->layer);
     hold(f, g);
-    int rc = encode_here(f, g->expert, g->attempt, err);
+    int rc = encode_here(f, e, g->attempt, err);
     hold(f, NULL);
     if (!rc || !f->o.home || err->code != KD_EIO)
         return rc;
@@ -408,19 +425,21 @@ static int encode_claimed(struct kd_farm *f, const struct kd_grant *g, struct kd
  * that kills this process too does not do so for ever. */
 static int do_poisoned(struct kd_farm *f, bool *did, struct kd_err *err)
 {
-    int64_t e = -1, tries = 0;
+    int64_t number = -1, tries = 0;
     int rc;
     *did = false;
-    KD_WITH_LEDGER(f, rc, kd_ledger_poisoned(&f->ledger, f->layer->layer, &e, &tries, err));
+    KD_WITH_LEDGER(f, rc, kd_ledger_poisoned(&f->ledger, f->layer->layer, &number, &tries, err));
+    int64_t e = rc || number < 0 ? -1 : kd_farm_place(f, f->layer->layer, number);
     if (rc || e < 0)
         return rc;
     if (tries > 3)
-        return kd_fail(err, KD_EREMOTE,
-                       "expert %lld: no worker could encode it, and this machine neither "
-                       "(kondense farm status says how they failed)",
-                       (long long)e);
+        return kd_fail(
+            err, KD_EREMOTE,
+            "job %lld of layer %lld: no worker could encode it, and this machine neither "
+            "(kondense farm status says how they failed)",
+            (long long)number, (long long)f->layer->layer);
     kd_log(KD_LOG_WARN, "farm", "layer=%lld expert=%lld msg=\"poisoned; encoded here\"",
-           (long long)f->layer->layer, (long long)e);
+           (long long)f->layer->layer, (long long)number);
     *did = true;
     return encode_here(f, e, 0, err);
 }
@@ -463,9 +482,9 @@ static int step(struct kd_farm *f, struct kd_err *err)
     if (kd_farm_catch_up(f, err))
         return -1;
     if (!f->o.only_workers && kd_farm_disk_ok(f)) {
+        struct kd_claim c = {local, f->incarnation, token, 1, kd_farm_stage(f)};
         snprintf(token, sizeof token, "%.16s.%lld", f->incarnation, (long long)f->serial++);
-        KD_WITH_LEDGER(f, rc,
-                       kd_ledger_claim(&f->ledger, local, f->incarnation, token, 1, &g, &n, err));
+        KD_WITH_LEDGER(f, rc, kd_ledger_claim(&f->ledger, &c, &g, &n, err));
         if (rc)
             return -1;
         if (n)
@@ -495,7 +514,7 @@ int kd_farm_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_er
         else
             rc = away(f, &since, err);
     }
-    if (!rc)
+    if (!rc && !l->trunk)
         do
             KD_WITH_LEDGER(f, rc, kd_ledger_close_layer(&f->ledger, l->layer, err));
         while (rc && !(rc = away(f, &since, err)) && (rc = 1));

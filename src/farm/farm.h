@@ -1,6 +1,7 @@
 /* Encoding a layer's experts: on this machine alone, or with workers. One path for both: the ledger
  * says whose an expert is, whoever has it calls kd_farm_encode, and its unit on disk is the result.
- * A farm of one has a SQLite ledger in the work folder and no server.
+ * A farm of one has a SQLite ledger in the work folder and no server. With workers the trunk's
+ * tensors are jobs as well, stage by stage (those that share an input).
  *
  *     kd_farm_open(&f, &opts, err);
  *     for each layer: kd_farm_layer(f, &layer, err);     every unit is on disk after it
@@ -37,17 +38,22 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
 /* state: "done", "stopped", or NULL: leaves what is there. */
 void kd_farm_close(struct kd_farm *f, const char *state);
 
+/* A stage: a layer's experts, or tensors of its trunk. */
 struct kd_farm_layer {
     int64_t layer, experts;
-    const struct kd_layer_inputs *in;
+    const struct kd_layer_inputs *in; /* of experts */
+    int64_t trunk;                    /* 0: experts; else the number of the first tensor's job */
+    const struct kd_hess *hess;       /* of the tensors' common input, or NULL */
     void *ctx;
-    /* Expert e's work, or *wanted = false when it stays as stored. Asked from several
+    /* Work e of 0..experts-1, or *wanted = false when it stays as stored. Asked from several
      * threads, one at a time. */
     int (*plan)(void *ctx, int64_t e, struct kd_farm_task *t, bool *wanted, struct kd_err *err);
-    /* The expert's unit is there; called once for each, by the thread in kd_farm_layer. */
+    /* Its unit is there; called once for each, by the thread in kd_farm_layer. */
     void (*done)(void *ctx, int64_t e);
 };
 int kd_farm_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_err *err) KD_MUST;
+/* Whether others encode too. */
+bool kd_farm_spreads(const struct kd_farm *f);
 /* The port that workers reach, 0 for a farm of one. */
 int kd_farm_port(const struct kd_farm *f);
 

@@ -15,7 +15,7 @@ enum kd_slot_state {
     KD_SLOT_DONE
 };
 
-/* One expert of the open layer. */
+/* One job of the open stage. */
 struct kd_slot {
     enum kd_slot_state state;
     bool told;          /* the layer's `done` was called */
@@ -34,6 +34,8 @@ struct kd_blob {
     struct kd_buf own; /* data's memory, or unused */
 };
 
+/* In all of the coordinator's files e is a job's place in the open stage (0, 1, ...), and what the
+ * ledger and the wire call it is its number: an expert's is its place. */
 struct kd_farm {
     struct kd_farm_opts o;
     char incarnation[65], canary[65];
@@ -58,6 +60,7 @@ struct kd_farm {
     const char *hosts[KD_HOME_NAMES_MAX];
     struct kd_srv *srv;
     struct kd_tls *tls;
+    bool served; /* the open stage has been described to workers */
     struct kd_blob z, hess, routing;
     struct kd_wire_layer wire;
     pthread_t reaper;
@@ -73,6 +76,22 @@ struct kd_farm {
         pthread_mutex_unlock(&(f)->ledger_lock);                                                   \
     } while (0)
 
+static inline int64_t kd_farm_number(const struct kd_farm *f, int64_t e)
+{
+    return f->layer->trunk + e;
+}
+static inline struct kd_stage kd_farm_stage(const struct kd_farm *f)
+{
+    return (struct kd_stage){f->layer->layer, f->layer->trunk, f->layer->experts};
+}
+/* -1: no job of the open stage. */
+static inline int64_t kd_farm_place(const struct kd_farm *f, int64_t layer, int64_t number)
+{
+    const struct kd_farm_layer *l = f->layer;
+    return l && layer == l->layer && number >= l->trunk && number < l->trunk + l->experts
+               ? number - l->trunk
+               : -1;
+}
 int kd_farm_plan(struct kd_farm *f, int64_t e, struct kd_farm_task *t, bool *wanted,
                  struct kd_err *err) KD_MUST;
 /* Ends the run: the loop returns this error. */
@@ -83,13 +102,14 @@ enum kd_store {
     KD_STORE_SAME,   /* there was one with these bytes */
     KD_STORE_DIFFERS /* there was another: to be encoded again here */
 };
-/* Writes a unit's bytes unless one is there, and tells the ledger. KD_ENET: the ledger is away; the
- * unit is on disk all the same, and the loop tells it later. */
-int kd_farm_store(struct kd_farm *f, const struct kd_farm_task *t, const void *data, int64_t bytes,
-                  const struct kd_result *r, enum kd_store *what, struct kd_err *err) KD_MUST;
+/* Writes the bytes of job e's unit unless one is there, and tells the ledger. KD_ENET: the ledger
+ * is away; the unit is on disk all the same, and the loop tells it later. */
+int kd_farm_store(struct kd_farm *f, int64_t e, const struct kd_farm_task *t, const void *data,
+                  int64_t bytes, const struct kd_result *r, enum kd_store *what,
+                  struct kd_err *err) KD_MUST;
 /* Tells the ledger of units that it has not heard of. */
 int kd_farm_catch_up(struct kd_farm *f, struct kd_err *err) KD_MUST;
-/* Encodes expert e again and draws the conclusions. */
+/* Encodes job e again and draws the conclusions. */
 int kd_farm_recheck(struct kd_farm *f, int64_t e, struct kd_err *err) KD_MUST;
 /* Whether there is room for what the layer still makes; says so every half minute when not. */
 bool kd_farm_disk_ok(struct kd_farm *f);

@@ -24,10 +24,12 @@ static int disk_digest(struct kd_slot *s, const char *path, struct kd_err *err)
  */
 static bool sampled(const struct kd_farm *f, int64_t e, const char *by)
 {
-    bool first = true;
+    /* Of the trunk every tensor may be its worker's only one in the stage. */
+    bool first = !f->layer->trunk;
     for (int64_t i = 0; first && i < f->layer->experts; i++)
         first = i == e || strcmp(f->slot[i].by, by) != 0;
-    uint64_t h = kd_rand_u64((uint64_t)f->layer->layer * 65536 + (uint64_t)e, f->o.digest);
+    int64_t id = kd_job_id(f->layer->layer, kd_farm_number(f, e));
+    uint64_t h = kd_rand_u64((uint64_t)id, f->o.digest);
     return first || h % (uint64_t)f->o.sample_every == 0;
 }
 
@@ -36,7 +38,7 @@ static int tell_ledger(struct kd_farm *f, int64_t e, struct kd_err *err)
     struct kd_slot *s = &f->slot[e];
     enum kd_done what;
     struct kd_result r = {.layer = f->layer->layer,
-                          .expert = e,
+                          .expert = kd_farm_number(f, e),
                           .attempt = s->attempt,
                           .worker = s->by,
                           .sha256 = s->sha,
@@ -57,10 +59,10 @@ static int tell_ledger(struct kd_farm *f, int64_t e, struct kd_err *err)
     return 0;
 }
 
-int kd_farm_store(struct kd_farm *f, const struct kd_farm_task *t, const void *data, int64_t bytes,
-                  const struct kd_result *r, enum kd_store *what, struct kd_err *err)
+int kd_farm_store(struct kd_farm *f, int64_t e, const struct kd_farm_task *t, const void *data,
+                  int64_t bytes, const struct kd_result *r, enum kd_store *what, struct kd_err *err)
 {
-    struct kd_slot *s = &f->slot[r->expert];
+    struct kd_slot *s = &f->slot[e];
     int rc = 0;
     /* Writing under the lock: one unit at a time goes to the disk, which is one as well. */
     pthread_mutex_lock(&f->lock);
@@ -74,12 +76,12 @@ int kd_farm_store(struct kd_farm *f, const struct kd_farm_task *t, const void *d
             s->bytes = bytes;
             snprintf(s->sha, sizeof s->sha, "%s", r->sha256);
             bool foreign = strcmp(r->worker, local) != 0;
-            s->check = foreign && sampled(f, r->expert, r->worker);
+            s->check = foreign && sampled(f, e, r->worker);
             snprintf(s->by, sizeof s->by, "%s", r->worker);
         }
         *what = KD_STORE_NEW;
         pthread_mutex_unlock(&f->lock);
-        return rc ? -1 : tell_ledger(f, r->expert, err);
+        return rc ? -1 : tell_ledger(f, e, err);
     }
     rc = disk_digest(s, t->path, err);
     bool same = !rc && !strcmp(s->sha, r->sha256);
@@ -94,7 +96,7 @@ int kd_farm_store(struct kd_farm *f, const struct kd_farm_task *t, const void *d
     pthread_mutex_unlock(&f->lock);
     if (rc)
         return -1;
-    if (!told && tell_ledger(f, r->expert, err))
+    if (!told && tell_ledger(f, e, err))
         return -1;
     enum kd_done done;
     KD_WITH_LEDGER(f, rc, kd_ledger_done(&f->ledger, r, &done, NULL, err));
@@ -153,9 +155,10 @@ static int reopen(struct kd_farm *f, int64_t e, struct kd_err *err)
     return rc;
 }
 
-/* A worker computes wrong bytes: all it did in this layer goes. */
+/* A worker computes wrong bytes: all it did in this stage goes. */
 static int throw_out(struct kd_farm *f, const char *worker, const char *why, struct kd_err *err)
 {
+    struct kd_stage open = kd_farm_stage(f);
     int64_t list[1024], n = 0, closed = 0, first = -1;
     int rc;
     kd_log(KD_LOG_WARN, "farm",
@@ -163,17 +166,18 @@ static int throw_out(struct kd_farm *f, const char *worker, const char *why, str
            worker, (long long)f->layer->layer, why);
     do {
         KD_WITH_LEDGER(f, rc,
-                       kd_ledger_discard(&f->ledger, worker, f->layer->layer, why, list, 1024, &n,
-                                         &closed, &first, err));
+                       kd_ledger_discard(&f->ledger, worker, &open, why, list, 1024, &n, &closed,
+                                         &first, err));
         for (int64_t i = 0; !rc && i < n; i++)
-            rc = list[i] < f->layer->experts ? reopen(f, list[i], err) : 0;
+            rc = reopen(f, list[i] - open.first, err);
     } while (!rc && n == 1024);
     if (!rc && closed)
-        return kd_fail(err, KD_EREMOTE,
-                       "worker %s computed wrong bytes, and %lld of its results are in layers that "
-                       "are closed, the first in layer %lld: go back with kondense farm rebuild "
-                       "--from-layer %lld",
-                       worker, (long long)closed, (long long)first, (long long)first);
+        return kd_fail(
+            err, KD_EREMOTE,
+            "worker %s computed wrong bytes, and %lld of its results have served already, "
+            "the first in layer %lld: go back with kondense farm rebuild --from-layer "
+            "%lld",
+            worker, (long long)closed, (long long)first, (long long)first);
     return rc;
 }
 
@@ -197,22 +201,23 @@ int kd_farm_recheck(struct kd_farm *f, int64_t e, struct kd_err *err)
     pthread_mutex_unlock(&f->lock);
     if (rc || !there)
         return rc;
+    int64_t number = kd_farm_number(f, e);
     if (kd_farm_encode(f->o.run, f->layer->in, &t, &unit, err))
-        return kd_wrap(err, "expert %lld", (long long)e);
+        return kd_wrap(err, "job %lld", (long long)number);
     rc = kd_sha256_of(unit.data, unit.size_bytes, sha, err);
     kd_buf_release(&unit);
     if (rc)
         return -1;
-    snprintf(why, sizeof why, "expert %lld is %.12s here, %.12s from the worker", (long long)e, sha,
-             strcmp(stored, sha) != 0 ? stored : other);
+    snprintf(why, sizeof why, "job %lld is %.12s here, %.12s from the worker", (long long)number,
+             sha, strcmp(stored, sha) != 0 ? stored : other);
     bool bad = strcmp(stored, sha) != 0;
     KD_WITH_LEDGER(f, rc,
-                   kd_ledger_note(&f->ledger, f->layer->layer, e, 0, by, bad ? "wrong" : "checked",
-                                  bad ? why : sha, err));
+                   kd_ledger_note(&f->ledger, f->layer->layer, number, 0, by,
+                                  bad ? "wrong" : "checked", bad ? why : sha, err));
     if (!rc && bad && by[0] && strcmp(by, local) != 0)
         rc = throw_out(f, by, why, err);
     else if (!rc && bad) { /* found on disk, by nobody known: this one alone */
-        KD_WITH_LEDGER(f, rc, kd_ledger_redo(&f->ledger, f->layer->layer, e, why, err));
+        KD_WITH_LEDGER(f, rc, kd_ledger_redo(&f->ledger, f->layer->layer, number, why, err));
         if (!rc)
             rc = reopen(f, e, err);
     }

@@ -50,6 +50,28 @@ int kd_ledger_event(struct kd_ledger *l, int64_t layer, int64_t expert, int64_t 
                           err);
 }
 
+int kd_ledger_end_leases(struct kd_ledger *l, int64_t id, int64_t but, const char *what,
+                         const char *detail, struct kd_err *err)
+{
+    struct {
+        int64_t attempt;
+        char worker[KD_WORKER_ID_MAX];
+    } ended[8]; /* one job has two attempts at once, and a few that ran out */
+    if (kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND job=?2 RETURNING attempt, worker",
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id)), err))
+        return -1;
+    int64_t n = l->rows.count < 8 ? l->rows.count : 8;
+    for (int64_t i = 0; i < n; i++) {
+        ended[i].attempt = kd_db_int(&l->rows, i, 0);
+        snprintf(ended[i].worker, sizeof ended[i].worker, "%s", kd_db_text(&l->rows, i, 1));
+    }
+    for (int64_t i = 0; i < n; i++)
+        if (ended[i].attempt != but && kd_ledger_event(l, id / 65536, id % 65536, ended[i].attempt,
+                                                       ended[i].worker, what, detail, err))
+            return -1;
+    return 0;
+}
+
 int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err)
 {
     if (kd_db_begin(&l->db, err))
@@ -149,13 +171,12 @@ static int settle_one(struct kd_ledger *l, int64_t layer, int64_t e, const struc
             err))
         return -1;
     if (p->on_disk) /* whoever made it: it is there and whole */
-        return kd_ledger_exec(
-                   l,
-                   "UPDATE job SET state='DONE', done_at=?3, done_by=CASE WHEN done_by='' THEN "
-                   "'disk' ELSE done_by END WHERE run=?1 AND id=?2 AND state<>'DONE'",
-                   KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id), kd_db_d(l->now())), err) ||
-                       kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND job=?2",
-                                      KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id)), err)
+        return kd_ledger_end_leases(l, id, 0, "superseded", "its unit is on disk", err) ||
+                       kd_ledger_exec(
+                           l,
+                           "UPDATE job SET state='DONE', done_at=?3, done_by=CASE WHEN done_by='' "
+                           "THEN 'disk' ELSE done_by END WHERE run=?1 AND id=?2 AND state<>'DONE'",
+                           KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id), kd_db_d(l->now())), err)
                    ? -1
                    : 0;
     return kd_ledger_exec(
@@ -166,8 +187,8 @@ static int settle_one(struct kd_ledger *l, int64_t layer, int64_t e, const struc
         KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id)), err);
 }
 
-int kd_ledger_settle(struct kd_ledger *l, int64_t layer, const struct kd_job_plan *jobs,
-                     int64_t count, struct kd_err *err)
+int kd_ledger_settle(struct kd_ledger *l, int64_t layer, int64_t first,
+                     const struct kd_job_plan *jobs, int64_t count, struct kd_err *err)
 {
     if (kd_ledger_begin(l, err))
         return -1;
@@ -175,10 +196,10 @@ int kd_ledger_settle(struct kd_ledger *l, int64_t layer, const struct kd_job_pla
     int rc = 0;
     for (int64_t e = 0; !rc && e < count; e++)
         if (jobs[e].cost >= 0) {
-            rc = settle_one(l, layer, e, &jobs[e], err);
+            rc = settle_one(l, layer, first + e, &jobs[e], err);
             n++;
         }
-    if (!rc)
+    if (!rc && first < KD_JOB_TRUNK)
         rc = kd_ledger_exec(
             l,
             "INSERT INTO layer VALUES(?1,?2,'ENCODING',?3,?4,0) ON CONFLICT(run,idx) DO UPDATE "
@@ -236,9 +257,8 @@ static double lease_seconds(const struct kd_ledger *l, const struct claimer *c, 
     return long_one > l->rules.lease_s ? long_one : l->rules.lease_s;
 }
 
-static int grant(struct kd_ledger *l, const struct claimer *c, const char *worker,
-                 const char *incarnation, const char *token, int64_t id, bool speculative,
-                 int64_t held, struct kd_grant *g, struct kd_err *err)
+static int grant(struct kd_ledger *l, const struct claimer *c, const struct kd_claim *q, int64_t id,
+                 bool speculative, int64_t held, struct kd_grant *g, struct kd_err *err)
 {
     double now = l->now(), ttl = lease_seconds(l, c, held);
     if (kd_ledger_exec(l,
@@ -254,11 +274,11 @@ static int grant(struct kd_ledger *l, const struct claimer *c, const char *worke
                            .lease_s = ttl};
     if (kd_ledger_exec(l, "INSERT INTO lease VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
                        KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id), kd_db_i(g->attempt),
-                                  kd_db_s(worker), kd_db_s(incarnation), kd_db_s(token),
+                                  kd_db_s(q->worker), kd_db_s(q->incarnation), kd_db_s(q->token),
                                   kd_db_d(now), kd_db_d(now + ttl), kd_db_i(speculative)),
                        err))
         return -1;
-    return kd_ledger_event(l, g->layer, g->expert, g->attempt, worker,
+    return kd_ledger_event(l, g->layer, g->expert, g->attempt, q->worker,
                            speculative ? "speculate" : "claim", "", err);
 }
 
@@ -283,14 +303,15 @@ static int claimed_before(struct kd_ledger *l, const char *worker, const char *t
 }
 
 /* How many jobs this worker gets: by its rate, and one at a time when few are left. */
-static int batch(struct kd_ledger *l, const struct claimer *c, int64_t most, int64_t *n,
+static int batch(struct kd_ledger *l, const struct claimer *c, const struct kd_claim *q, int64_t *n,
                  struct kd_err *err)
 {
+    int64_t most = q->most < KD_LEDGER_HELD_MAX ? q->most : KD_LEDGER_HELD_MAX;
     if (kd_ledger_exec(l,
-                       "SELECT (SELECT count(*) FROM job WHERE run=?1 AND state='READY'), "
-                       "(SELECT count(*) FROM worker WHERE run=?1 AND state IN "
+                       "SELECT (SELECT count(*) FROM job WHERE run=?1 AND state='READY' AND "
+                       "layer=?2), (SELECT count(*) FROM worker WHERE run=?1 AND state IN "
                        "('ACTIVE','DEGRADED'))",
-                       KD_DB_ARGS(kd_db_s(l->run)), err))
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_i(q->open.layer)), err))
         return -1;
     int64_t ready = kd_db_int(&l->rows, 0, 0), workers = kd_db_int(&l->rows, 0, 1);
     double want = c->rate > 0 ? l->rules.batch_s / c->rate : 1;
@@ -310,16 +331,18 @@ static int batch(struct kd_ledger *l, const struct claimer *c, int64_t most, int
 
 /* Ready jobs into ids. A job that crashed on two hosts runs alone on its worker; one that this host
  * could not compute comes last here. */
-static int pick(struct kd_ledger *l, const struct claimer *c, int64_t n, int64_t *ids,
-                int64_t *count, struct kd_err *err)
+static int pick(struct kd_ledger *l, const struct claimer *c, const struct kd_stage *s, int64_t n,
+                int64_t *ids, int64_t *count, struct kd_err *err)
 {
     char like[140];
     snprintf(like, sizeof like, "%%,%s,%%", c->host);
     if (kd_ledger_exec(l,
-                       "SELECT id FROM job WHERE run=?1 AND state='READY' AND not_before<=?2 AND "
-                       "solo=0 ORDER BY layer, (CASE WHEN blamed LIKE ?4 THEN 1 ELSE 0 END), cost "
-                       "DESC, id LIMIT ?3 {lock}",
-                       KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now()), kd_db_i(n), kd_db_s(like)),
+                       "SELECT id FROM job WHERE run=?1 AND state='READY' AND layer=?5 AND "
+                       "expert>=?6 AND expert<?7 AND not_before<=?2 AND solo=0 ORDER BY (CASE WHEN "
+                       "blamed LIKE ?4 THEN 1 ELSE 0 END), cost DESC, id LIMIT ?3 {lock}",
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now()), kd_db_i(n), kd_db_s(like),
+                                  kd_db_i(s->layer), kd_db_i(s->first),
+                                  kd_db_i(s->first + s->jobs)),
                        err))
         return -1;
     for (*count = 0; *count < l->rows.count; ++*count)
@@ -327,9 +350,12 @@ static int pick(struct kd_ledger *l, const struct claimer *c, int64_t n, int64_t
     if (*count || c->held)
         return 0;
     if (kd_ledger_exec(l,
-                       "SELECT id FROM job WHERE run=?1 AND state='READY' AND not_before<=?2 AND "
-                       "solo=1 ORDER BY layer, cost DESC, id LIMIT 1 {lock}",
-                       KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now())), err))
+                       "SELECT id FROM job WHERE run=?1 AND state='READY' AND layer=?3 AND "
+                       "expert>=?4 AND expert<?5 AND not_before<=?2 AND solo=1 ORDER BY cost DESC, "
+                       "id LIMIT 1 {lock}",
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now()), kd_db_i(s->layer),
+                                  kd_db_i(s->first), kd_db_i(s->first + s->jobs)),
+                       err))
         return -1;
     if (l->rows.count)
         ids[(*count)++] = kd_db_int(&l->rows, 0, 0);
@@ -337,28 +363,31 @@ static int pick(struct kd_ledger *l, const struct claimer *c, int64_t n, int64_t
 }
 
 /* Nothing is ready: a second worker, on another host, for the oldest lease that is overdue. At most
- * one extra attempt a job, and 5 % of a layer's jobs (or one for each worker). */
-static int straggler(struct kd_ledger *l, const struct claimer *c, const char *worker, int64_t *id,
-                     struct kd_err *err)
+ * one extra attempt a job, and 5 % of a layer's jobs (or one for each worker). A rate is of
+ * experts; a tensor of the trunk is up to eight of them (K3's dense layer). */
+static int straggler(struct kd_ledger *l, const struct claimer *c, const struct kd_claim *q,
+                     int64_t *id, struct kd_err *err)
 {
     double after = 3 * c->rate > l->rules.spec_s ? 3 * c->rate : l->rules.spec_s;
+    int64_t from = kd_job_id(q->open.layer, q->open.first);
+    if (q->open.first >= KD_JOB_TRUNK)
+        after *= 8;
     *id = -1;
     if (kd_ledger_exec(
             l,
             "SELECT job.id FROM job JOIN lease ON lease.run=job.run AND lease.job=job.id JOIN "
             "worker ON worker.run=job.run AND worker.id=lease.worker WHERE job.run=?1 AND "
-            "job.state='LEASED' AND job.speculated=0 AND job.solo=0 AND lease.granted<?2 AND "
-            "lease.worker<>?3 AND worker.host<>?4 AND ((SELECT sum(other.speculated) FROM job "
-            "other "
-            "WHERE other.run=job.run AND other.layer=job.layer) * 20 <= (SELECT layer.jobs FROM "
-            "layer WHERE layer.run=job.run AND layer.idx=job.layer) OR (SELECT "
-            "sum(other.speculated) FROM "
-            "job other WHERE other.run=job.run AND other.layer=job.layer) < (SELECT count(*) FROM "
-            "worker w WHERE w.run=job.run AND w.state IN ('ACTIVE','DEGRADED'))) ORDER BY "
-            "lease.granted LIMIT 1 "
-            "{lock}",
-            KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now() - after), kd_db_s(worker),
-                       kd_db_s(c->host)),
+            "job.state='LEASED' AND job.id>=?5 AND job.id<?6 AND job.speculated=0 AND job.solo=0 "
+            "AND lease.granted<?2 AND lease.worker<>?3 AND "
+            "worker.host<>?4 AND ((SELECT sum(other.speculated) FROM job other WHERE "
+            "other.run=job.run AND other.id BETWEEN job.layer*65536 AND job.layer*65536+65535) * "
+            "20 <= (SELECT layer.jobs FROM layer WHERE layer.run=job.run AND layer.idx=job.layer) "
+            "OR (SELECT sum(other.speculated) FROM job other WHERE other.run=job.run AND other.id "
+            "BETWEEN job.layer*65536 AND job.layer*65536+65535) < (SELECT count(*) FROM worker w "
+            "WHERE w.run=job.run AND w.state IN ('ACTIVE','DEGRADED'))) ORDER BY lease.granted "
+            "LIMIT 1 {lock}",
+            KD_DB_ARGS(kd_db_s(l->run), kd_db_d(l->now() - after), kd_db_s(q->worker),
+                       kd_db_s(c->host), kd_db_i(from), kd_db_i(from + q->open.jobs)),
             err))
         return -1;
     if (l->rows.count)
@@ -366,47 +395,43 @@ static int straggler(struct kd_ledger *l, const struct claimer *c, const char *w
     return 0;
 }
 
-static int claim(struct kd_ledger *l, const char *worker, const char *incarnation,
-                 const char *token, int64_t most, struct kd_grant *out, int64_t *count,
-                 struct kd_err *err)
+static int claim(struct kd_ledger *l, const struct kd_claim *q, struct kd_grant *out,
+                 int64_t *count, struct kd_err *err)
 {
     struct claimer c;
     int64_t ids[KD_LEDGER_HELD_MAX], n = 0, found = 0;
-    if (claimed_before(l, worker, token, most, out, count, err))
+    if (claimed_before(l, q->worker, q->token, q->most, out, count, err))
         return -1;
     if (*count)
         return 0;
-    if (who(l, worker, incarnation, &c, err))
+    if (who(l, q->worker, q->incarnation, &c, err))
         return -1;
     if (!c.may)
         return 0;
-    if (batch(l, &c, most < KD_LEDGER_HELD_MAX ? most : KD_LEDGER_HELD_MAX, &n, err) ||
-        pick(l, &c, n, ids, &found, err))
+    if (batch(l, &c, q, &n, err) || pick(l, &c, &q->open, n, ids, &found, err))
         return -1;
     bool speculative = false;
     if (!found && !c.held) {
-        if (straggler(l, &c, worker, &ids[0], err))
+        if (straggler(l, &c, q, &ids[0], err))
             return -1;
         speculative = ids[0] >= 0;
         found = speculative;
     }
     for (int64_t i = 0; i < found; i++, ++*count)
-        if (grant(l, &c, worker, incarnation, token, ids[i], speculative, c.held + found,
-                  &out[*count], err))
+        if (grant(l, &c, q, ids[i], speculative, c.held + found, &out[*count], err))
             return -1;
     return 0;
 }
 
-int kd_ledger_claim(struct kd_ledger *l, const char *worker, const char *incarnation,
-                    const char *token, int64_t most, struct kd_grant *out, int64_t *count,
-                    struct kd_err *err)
+int kd_ledger_claim(struct kd_ledger *l, const struct kd_claim *c, struct kd_grant *out,
+                    int64_t *count, struct kd_err *err)
 {
     *count = 0;
-    if (most < 1)
+    if (c->most < 1)
         return 0;
     if (kd_ledger_begin(l, err))
         return -1;
-    int rc = claim(l, worker, incarnation, token, most, out, count, err);
+    int rc = claim(l, c, out, count, err);
     rc = kd_db_end(&l->db, rc, err);
     if (rc)
         *count = 0;

@@ -1,4 +1,4 @@
-/* The ledger: which expert is whose, and what became of it. Rules of who gets what, leases, failure
+/* The ledger: which job is whose, and what became of it. Rules of who gets what, leases, failure
  * classes, poison and speculation (farm specification 2.2 to 2.7), as transactions over one schema
  * on SQLite or PostgreSQL. It is soft state: the units on disk are the truth, and kd_ledger_settle
  * makes a lost or doubtful ledger agree with them.
@@ -57,6 +57,9 @@ struct kd_grant {
     bool speculative;
     double lease_s;
 };
+/* A layer's jobs are numbered: its experts by their id, and from here on the trunk's tensors, in
+ * the order in which the layer makes them. What is called `expert` below is this number. */
+enum { KD_JOB_TRUNK = 65280 };
 static inline int64_t kd_job_id(int64_t layer, int64_t expert)
 {
     return layer * 65536 + expert;
@@ -74,16 +77,17 @@ void kd_ledger_share(struct kd_ledger *l, const struct kd_ledger *with);
 /* "running", "done", "halted: why" */
 int kd_ledger_run_state(struct kd_ledger *l, const char *state, struct kd_err *err) KD_MUST;
 
-/* Opens a layer: its jobs 0..count-1 exist, `cost` and upload limit `bytes` given for each (cost <
- * 0: no job); disk[i]: its unit is there and whole. The disk wins in both directions; leases that
- * live stay. */
+/* Opens a stage of a layer, its experts (first = 0) or some of its trunk (first >= KD_JOB_TRUNK):
+ * jobs first..first+count-1 exist, `cost` and upload limit `bytes` given for each (cost < 0: no
+ * job); on_disk: its unit is there and whole. The disk wins in both directions; leases that live
+ * stay. */
 struct kd_job_plan {
     double cost;
     int64_t bytes;
     bool on_disk;
 };
-int kd_ledger_settle(struct kd_ledger *l, int64_t layer, const struct kd_job_plan *jobs,
-                     int64_t count, struct kd_err *err) KD_MUST;
+int kd_ledger_settle(struct kd_ledger *l, int64_t layer, int64_t first,
+                     const struct kd_job_plan *jobs, int64_t count, struct kd_err *err) KD_MUST;
 int kd_ledger_close_layer(struct kd_ledger *l, int64_t layer, struct kd_err *err) KD_MUST;
 
 struct kd_worker_card {
@@ -97,11 +101,20 @@ int kd_ledger_leave(struct kd_ledger *l, const char *worker, const char *incarna
                     struct kd_err *err) KD_MUST;
 /* Drops what a worker of this process held before it was killed: nobody's fault. */
 int kd_ledger_forget(struct kd_ledger *l, const char *worker, struct kd_err *err) KD_MUST;
-/* At most `most` jobs for a worker (fewer by its rate); 0 when there is none, or the worker may not
- * take any. token: chosen by the worker, the same again for a call whose reply was lost. */
-int kd_ledger_claim(struct kd_ledger *l, const char *worker, const char *incarnation,
-                    const char *token, int64_t most, struct kd_grant *out, int64_t *count,
-                    struct kd_err *err) KD_MUST;
+/* What is worked at: jobs first..first+jobs-1 of a layer. */
+struct kd_stage {
+    int64_t layer, first, jobs;
+};
+/* At most `most` jobs of the open stage for a worker (fewer by its rate); 0 when there is none, or
+ * the worker may not take any. token: chosen by the worker, the same again for a call whose reply
+ * was lost. */
+struct kd_claim {
+    const char *worker, *incarnation, *token;
+    int64_t most;
+    struct kd_stage open;
+};
+int kd_ledger_claim(struct kd_ledger *l, const struct kd_claim *c, struct kd_grant *out,
+                    int64_t *count, struct kd_err *err) KD_MUST;
 
 struct kd_held {
     int64_t layer, expert, attempt;
@@ -133,12 +146,12 @@ int kd_ledger_fail(struct kd_ledger *l, int64_t layer, int64_t expert, int64_t a
                    struct kd_err *err) KD_MUST;
 /* Leases that ran out; returns how many through *reaped. */
 int kd_ledger_reap(struct kd_ledger *l, int64_t *reaped, struct kd_err *err) KD_MUST;
-/* The worker's results of this layer become READY again: their experts into out (at most max), how
- * many into *count; *closed: results it had in layers before, *first: the first of those. The
- * worker is QUARANTINED. */
-int kd_ledger_discard(struct kd_ledger *l, const char *worker, int64_t layer, const char *why,
-                      int64_t *out, int64_t max, int64_t *count, int64_t *closed, int64_t *first,
-                      struct kd_err *err) KD_MUST;
+/* The worker's results of the open stage become READY again: their numbers into out (at most max),
+ * how many into *count; *closed: results it had in stages before, *since: the layer of the first of
+ * those. The worker is QUARANTINED. */
+int kd_ledger_discard(struct kd_ledger *l, const char *worker, const struct kd_stage *open,
+                      const char *why, int64_t *out, int64_t max, int64_t *count, int64_t *closed,
+                      int64_t *since, struct kd_err *err) KD_MUST;
 /* One result only, of whoever. */
 int kd_ledger_redo(struct kd_ledger *l, int64_t layer, int64_t expert, const char *why,
                    struct kd_err *err) KD_MUST;
@@ -163,8 +176,17 @@ struct kd_layer_count {
     int64_t layer, ready, leased, done, poison;
     double opened, closed;
 };
+/* All jobs of a layer; the times are not asked for. */
 int kd_ledger_count(struct kd_ledger *l, int64_t layer, struct kd_layer_count *c,
                     struct kd_err *err) KD_MUST;
+
+/* Whether the ledger adds up: every attempt that was handed out has an end in the events (done,
+ * failed, run out, given back, or another's result came first). */
+struct kd_audit {
+    int64_t jobs, done; /* of the run */
+    int64_t attempts, unexplained;
+};
+int kd_ledger_audit(struct kd_ledger *l, struct kd_audit *a, struct kd_err *err) KD_MUST;
 
 /* Everything a report shows. */
 struct kd_worker_row {
@@ -182,8 +204,9 @@ struct kd_farm_status {
     char state[160], version[32];
     int64_t epoch;
     double now, created;
-    struct kd_layer_count *layers;
+    struct kd_layer_count *layers; /* those whose experts have begun; their experts alone */
     int64_t layer_count;
+    int64_t trunk_done, trunk_open; /* tensors of the trunk, of all layers begun */
     struct kd_worker_row *workers;
     int64_t worker_count;
     struct kd_event_row *events; /* the newest first, at most events_max */

@@ -48,16 +48,18 @@ static int first_result(struct kd_ledger *l, const struct kd_result *r, int64_t 
             KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id), kd_db_s(r->sha256), kd_db_s(r->worker),
                        kd_db_i(r->attempt), kd_db_d(r->proxy), kd_db_d(r->seconds), kd_db_d(now)),
             err) ||
-        kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND job=?2",
-                       KD_DB_ARGS(kd_db_s(l->run), kd_db_i(id)), err))
+        kd_ledger_end_leases(l, id, r->attempt, "superseded", "another's result came first", err))
         return -1;
-    /* Seconds a job, smoothed over about eight. */
+    /* Seconds an expert, smoothed over about eight; a tensor of the trunk says nothing of them. */
     return kd_ledger_exec(
         l,
-        "UPDATE worker SET done=done+1, busy=busy+?3, rate=CASE WHEN rate>0 THEN "
-        "rate+(CAST(?3 AS DOUBLE PRECISION)-rate)/8 ELSE ?3 END, last_seen=?4 "
-        "WHERE run=?1 AND id=?2",
-        KD_DB_ARGS(kd_db_s(l->run), kd_db_s(r->worker), kd_db_d(r->seconds), kd_db_d(now)), err);
+        "UPDATE worker SET done=done+1, busy=busy+?3, rate=CASE WHEN CAST(?5 AS BIGINT)>=65280 "
+        "THEN "
+        "rate WHEN rate>0 THEN rate+(CAST(?3 AS DOUBLE PRECISION)-rate)/8 ELSE ?3 END, "
+        "last_seen=?4 WHERE run=?1 AND id=?2",
+        KD_DB_ARGS(kd_db_s(l->run), kd_db_s(r->worker), kd_db_d(r->seconds), kd_db_d(now),
+                   kd_db_i(r->expert)),
+        err);
 }
 
 int kd_ledger_done(struct kd_ledger *l, const struct kd_result *r, enum kd_done *what,
@@ -261,33 +263,35 @@ int kd_ledger_reap(struct kd_ledger *l, int64_t *reaped, struct kd_err *err)
     return kd_db_end(&l->db, rc, err);
 }
 
-int kd_ledger_discard(struct kd_ledger *l, const char *worker, int64_t layer, const char *why,
-                      int64_t *out, int64_t max, int64_t *count, int64_t *closed, int64_t *first,
-                      struct kd_err *err)
+int kd_ledger_discard(struct kd_ledger *l, const char *worker, const struct kd_stage *open,
+                      const char *why, int64_t *out, int64_t max, int64_t *count, int64_t *closed,
+                      int64_t *since, struct kd_err *err)
 {
+    int64_t from = kd_job_id(open->layer, open->first), to = from + open->jobs;
     *count = *closed = 0;
-    *first = -1;
+    *since = -1;
     if (kd_ledger_begin(l, err))
         return -1;
     int rc = kd_ledger_exec(
         l,
-        "UPDATE job SET state='READY', done_by='', sha='' WHERE run=?1 AND layer=?2 AND done_by=?3 "
-        "AND state='DONE' RETURNING expert",
-        KD_DB_ARGS(kd_db_s(l->run), kd_db_i(layer), kd_db_s(worker)), err);
+        "UPDATE job SET state='READY', done_by='', sha='' WHERE run=?1 AND id>=?2 AND id<?4 AND "
+        "done_by=?3 AND state='DONE' RETURNING expert",
+        KD_DB_ARGS(kd_db_s(l->run), kd_db_i(from), kd_db_s(worker), kd_db_i(to)), err);
     for (int64_t i = 0; !rc && i < l->rows.count && *count < max; i++)
         out[(*count)++] = kd_db_int(&l->rows, i, 0);
     if (!rc)
-        rc = kd_ledger_exec(l,
-                            "SELECT count(*), min(layer) FROM job WHERE run=?1 AND layer<?2 AND "
-                            "done_by=?3 AND state='DONE'",
-                            KD_DB_ARGS(kd_db_s(l->run), kd_db_i(layer), kd_db_s(worker)), err);
+        rc = kd_ledger_exec(
+            l,
+            "SELECT count(*), min(layer) FROM job WHERE run=?1 AND NOT (id>=?2 AND "
+            "id<?4) AND done_by=?3 AND state='DONE'",
+            KD_DB_ARGS(kd_db_s(l->run), kd_db_i(from), kd_db_s(worker), kd_db_i(to)), err);
     if (!rc && (*closed = kd_db_int(&l->rows, 0, 0)) > 0)
-        *first = kd_db_int(&l->rows, 0, 1);
+        *since = kd_db_int(&l->rows, 0, 1);
     if (!rc)
         rc = kd_ledger_exec(l, "UPDATE worker SET state='QUARANTINED' WHERE run=?1 AND id=?2",
                             KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker)), err);
     if (!rc)
-        rc = kd_ledger_event(l, layer, -1, 0, worker, "discard", why, err);
+        rc = kd_ledger_event(l, open->layer, -1, 0, worker, "discard", why, err);
     return kd_db_end(&l->db, rc, err);
 }
 
@@ -315,8 +319,9 @@ int kd_ledger_poisoned(struct kd_ledger *l, int64_t layer, int64_t *expert, int6
     int rc = kd_ledger_exec(
         l,
         "UPDATE job SET local_tries=local_tries+1 WHERE run=?1 AND id=(SELECT min(id) FROM job "
-        "WHERE run=?1 AND layer=?2 AND state='POISON') RETURNING expert, local_tries",
-        KD_DB_ARGS(kd_db_s(l->run), kd_db_i(layer)), err);
+        "WHERE run=?1 AND id>=?2 AND id<?3 AND state='POISON') RETURNING expert, local_tries",
+        KD_DB_ARGS(kd_db_s(l->run), kd_db_i(kd_job_id(layer, 0)), kd_db_i(kd_job_id(layer + 1, 0))),
+        err);
     if (!rc && l->rows.count) {
         *expert = kd_db_int(&l->rows, 0, 0);
         *tries = kd_db_int(&l->rows, 0, 1);

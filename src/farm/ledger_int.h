@@ -12,6 +12,9 @@ int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err) KD_MUST;
 int kd_ledger_event(struct kd_ledger *l, int64_t layer, int64_t expert, int64_t attempt,
                     const char *worker, const char *what, const char *detail,
                     struct kd_err *err) KD_MUST;
+/* Deletes a job's leases; each attempt but `but` gets its end in the events. */
+int kd_ledger_end_leases(struct kd_ledger *l, int64_t id, int64_t but, const char *what,
+                         const char *detail, struct kd_err *err) KD_MUST;
 int kd_ledger_schema(struct kd_ledger *l, struct kd_err *err) KD_MUST;
 
 #endif

@@ -84,14 +84,32 @@ int kd_ledger_join(struct kd_ledger *l, const struct kd_worker_card *w, struct k
     return kd_db_end(&l->db, rc, err);
 }
 
+/* Drops a worker's leases, of one incarnation or (NULL) of all; each attempt gets its end. */
+static int drop_leases(struct kd_ledger *l, const char *worker, const char *incarnation,
+                       const char *why, struct kd_err *err)
+{
+    const char *of = incarnation ? incarnation : "";
+    return kd_ledger_exec(
+               l,
+               "INSERT INTO event SELECT run, CAST(?3 AS DOUBLE PRECISION), job/65536, job%65536, "
+               "attempt, worker, 'return', CAST(?4 AS TEXT) FROM lease WHERE run=?1 AND worker=?2 "
+               "AND (CAST(?5 AS TEXT)='' OR incarnation=?5)",
+               KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker), kd_db_d(l->now()), kd_db_s(why),
+                          kd_db_s(of)),
+               err) ||
+                   kd_ledger_exec(l,
+                                  "DELETE FROM lease WHERE run=?1 AND worker=?2 AND (CAST(?3 AS "
+                                  "TEXT)='' OR incarnation=?3)",
+                                  KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker), kd_db_s(of)), err)
+               ? -1
+               : 0;
+}
+
 int kd_ledger_forget(struct kd_ledger *l, const char *worker, struct kd_err *err)
 {
     if (kd_ledger_begin(l, err))
         return -1;
-    return kd_db_end(&l->db,
-                     kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND worker=?2",
-                                    KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker)), err),
-                     err);
+    return kd_db_end(&l->db, drop_leases(l, worker, NULL, "restarted", err), err);
 }
 
 int kd_ledger_leave(struct kd_ledger *l, const char *worker, const char *incarnation,
@@ -99,9 +117,7 @@ int kd_ledger_leave(struct kd_ledger *l, const char *worker, const char *incarna
 {
     if (kd_ledger_begin(l, err))
         return -1;
-    int rc =
-        kd_ledger_exec(l, "DELETE FROM lease WHERE run=?1 AND worker=?2 AND incarnation=?3",
-                       KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker), kd_db_s(incarnation)), err);
+    int rc = drop_leases(l, worker, incarnation, "left", err);
     if (!rc)
         rc = kd_ledger_exec(l,
                             "UPDATE job SET state='READY' WHERE run=?1 AND state='LEASED' AND NOT "
@@ -148,7 +164,8 @@ int kd_ledger_compare_rates(struct kd_ledger *l, struct kd_err *err)
         "UPDATE worker SET slow=CASE WHEN rate > 4 * (SELECT avg(m.rate) FROM (SELECT o.rate, "
         "row_number() OVER (ORDER BY o.rate) AS pos, count(*) OVER () AS n FROM worker o WHERE "
         "o.run=worker.run AND o.arch=worker.arch AND o.device=worker.device AND o.done>2 AND "
-        "o.state IN ('ACTIVE','DEGRADED')) m WHERE m.pos*2 BETWEEN m.n AND m.n+2) THEN slow+1 ELSE "
+        "o.rate>0 AND o.state IN ('ACTIVE','DEGRADED')) m WHERE m.pos*2 BETWEEN m.n AND m.n+2) "
+        "THEN slow+1 ELSE "
         "0 END WHERE run=?1 AND done>2 AND state IN ('ACTIVE','DEGRADED')",
         KD_DB_ARGS(kd_db_s(l->run)), err);
     if (!rc)
@@ -156,7 +173,8 @@ int kd_ledger_compare_rates(struct kd_ledger *l, struct kd_err *err)
             l,
             "UPDATE worker SET state=CASE WHEN slow>=3 THEN (CASE WHEN rate > 10 * (SELECT "
             "min(o.rate) FROM worker o WHERE o.run=worker.run AND o.arch=worker.arch AND "
-            "o.device=worker.device AND o.done>2) THEN 'DRAINING' ELSE 'DEGRADED' END) ELSE "
+            "o.device=worker.device AND o.done>2 AND o.rate>0) THEN 'DRAINING' ELSE 'DEGRADED' "
+            "END) ELSE "
             "'ACTIVE' END WHERE run=?1 AND done>2 AND state IN ('ACTIVE','DEGRADED')",
             KD_DB_ARGS(kd_db_s(l->run)), err);
     return kd_db_end(&l->db, rc, err);
@@ -196,13 +214,39 @@ int kd_ledger_count(struct kd_ledger *l, int64_t layer, struct kd_layer_count *c
             "SELECT sum(CASE WHEN state='READY' THEN 1 ELSE 0 END), sum(CASE WHEN "
             "state='LEASED' THEN 1 ELSE 0 END), sum(CASE WHEN state='DONE' THEN 1 ELSE 0 "
             "END), sum(CASE WHEN state='POISON' THEN 1 ELSE 0 END) FROM job WHERE run=?1 "
-            "AND layer=?2",
-            KD_DB_ARGS(kd_db_s(l->run), kd_db_i(layer)), err))
+            "AND id>=?2 AND id<?3",
+            KD_DB_ARGS(kd_db_s(l->run), kd_db_i(kd_job_id(layer, 0)),
+                       kd_db_i(kd_job_id(layer + 1, 0))),
+            err))
         return -1;
     c->ready = kd_db_int(&l->rows, 0, 0);
     c->leased = kd_db_int(&l->rows, 0, 1);
     c->done = kd_db_int(&l->rows, 0, 2);
     c->poison = kd_db_int(&l->rows, 0, 3);
+    return 0;
+}
+
+int kd_ledger_audit(struct kd_ledger *l, struct kd_audit *a, struct kd_err *err)
+{
+    memset(a, 0, sizeof *a);
+    if (kd_ledger_exec(l,
+                       "SELECT count(*), sum(CASE WHEN state='DONE' THEN 1 ELSE 0 END) FROM job "
+                       "WHERE run=?1",
+                       KD_DB_ARGS(kd_db_s(l->run)), err))
+        return -1;
+    a->jobs = kd_db_int(&l->rows, 0, 0);
+    a->done = kd_db_int(&l->rows, 0, 1);
+    if (kd_ledger_exec(
+            l,
+            "SELECT count(*), sum(CASE WHEN ends=0 THEN 1 ELSE 0 END) FROM (SELECT sum(CASE WHEN "
+            "what IN ('claim','speculate') THEN 1 ELSE 0 END) AS begins, sum(CASE WHEN what IN "
+            "('done','again','differs','superseded','expire','return','input','math','device',"
+            "'version','crash') THEN 1 ELSE 0 END) AS ends FROM event WHERE run=?1 AND attempt>0 "
+            "GROUP BY layer, expert, attempt) t WHERE begins>0",
+            KD_DB_ARGS(kd_db_s(l->run)), err))
+        return -1;
+    a->attempts = kd_db_int(&l->rows, 0, 0);
+    a->unexplained = kd_db_int(&l->rows, 0, 1);
     return 0;
 }
 
@@ -214,7 +258,8 @@ static int status_layers(struct kd_ledger *l, struct kd_farm_status *s, struct k
             "job.state='READY' THEN 1 ELSE 0 END), sum(CASE WHEN job.state='LEASED' THEN "
             "1 ELSE 0 END), sum(CASE WHEN job.state='DONE' THEN 1 ELSE 0 END), sum(CASE "
             "WHEN job.state='POISON' THEN 1 ELSE 0 END) FROM layer LEFT JOIN job ON "
-            "job.run=layer.run AND job.layer=layer.idx WHERE layer.run=?1 GROUP BY "
+            "job.run=layer.run AND job.layer=layer.idx AND job.expert<65280 WHERE layer.run=?1 "
+            "GROUP BY "
             "layer.idx, layer.opened, layer.closed ORDER BY layer.idx",
             KD_DB_ARGS(kd_db_s(l->run)), err) ||
         kd_mem_zero(&s->layers, l->rows.count, sizeof *s->layers, "status", err))
@@ -228,6 +273,13 @@ static int status_layers(struct kd_ledger *l, struct kd_farm_status *s, struct k
                                                .done = kd_db_int(&l->rows, i, 5),
                                                .poison = kd_db_int(&l->rows, i, 6)};
     s->layer_count = l->rows.count;
+    if (kd_ledger_exec(l,
+                       "SELECT sum(CASE WHEN state='DONE' THEN 1 ELSE 0 END), count(*) FROM job "
+                       "WHERE run=?1 AND expert>=65280",
+                       KD_DB_ARGS(kd_db_s(l->run)), err))
+        return -1;
+    s->trunk_done = kd_db_int(&l->rows, 0, 0);
+    s->trunk_open = kd_db_int(&l->rows, 0, 1) - s->trunk_done;
     return 0;
 }
 

@@ -69,7 +69,7 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
     struct kd_farm_forecast f;
     char text[64], down[32], up[32];
     const struct kd_layer_count *open = open_layer(s);
-    int64_t closed = 0, all = 0;
+    int64_t closed = 0, all = 0, trunk = s->trunk_done + s->trunk_open;
     kd_farm_forecast_of(s, layers_total, &f);
     for (int64_t i = 0; i < s->layer_count; i++)
         closed += s->layers[i].closed > 0;
@@ -89,6 +89,9 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
             kd_buf_printf(out, ", %lld POISON", (long long)open->poison);
         kd_buf_char(out, '\n');
     }
+    if (trunk)
+        kd_buf_printf(out, "%lld tensors of the trunk done, %lld under way\n",
+                      (long long)s->trunk_done, (long long)s->trunk_open);
     if (f.rate > 0) {
         kd_clock_human(text, sizeof text, f.left_s);
         kd_buf_printf(out,
@@ -120,6 +123,8 @@ void kd_farm_json(struct kd_jw *w, const struct kd_farm_status *s, int64_t layer
     kd_jw_num(w, "seconds", s->now - s->created);
     kd_jw_int(w, "jobs_done", f.jobs_done);
     kd_jw_int(w, "jobs_left", f.jobs_left);
+    kd_jw_int(w, "trunk_done", s->trunk_done);
+    kd_jw_int(w, "trunk_open", s->trunk_open);
     kd_jw_num(w, "jobs_per_s", f.rate);
     kd_jw_num(w, "encoding_share", f.share);
     kd_jw_num(w, "left_s", f.left_s);

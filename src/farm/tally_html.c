@@ -174,6 +174,8 @@ void kd_farm_html(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
     escaped(out, s->state);
     kd_buf_printf(out, ", for %s; %lld experts done, %lld to come", text, (long long)f.jobs_done,
                   (long long)f.jobs_left);
+    if (s->trunk_done + s->trunk_open)
+        kd_buf_printf(out, "; %lld tensors of the trunk done", (long long)s->trunk_done);
     if (f.rate > 0) {
         kd_clock_human(text, sizeof text, f.left_s);
         kd_buf_printf(out, ", about %s more", text);

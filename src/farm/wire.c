@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DIM_MAX = 1 << 20, TOKENS_MAX = 1 << 30, TOPK_MAX = 256, EXPERTS_MAX = 65535 };
+enum { DIM_MAX = 1 << 20, TOKENS_MAX = 1 << 30, TOPK_MAX = 256 };
 
 bool kd_wire_is_digest(const char *text)
 {
@@ -74,6 +74,15 @@ static int get_blob(const struct kd_json *o, const char *key, int64_t bytes, str
     return 0;
 }
 
+/* One that the other side holds in memory. */
+static int get_big(const struct kd_json *o, const char *key, int64_t bytes, struct kd_blob_ref *b,
+                   struct kd_err *err)
+{
+    if (bytes > KD_WIRE_BLOB_MAX)
+        return kd_fail(err, KD_ECORRUPT, "%s would have %lld bytes", key, (long long)bytes);
+    return get_blob(o, key, bytes, b, err);
+}
+
 static int get_float(const struct kd_json *o, const char *key, float *out, struct kd_err *err)
 {
     double v;
@@ -88,9 +97,19 @@ static void put_layer(struct kd_jw *w, const struct kd_wire_layer *l)
     const struct kd_layer_inputs *in = &l->in;
     kd_jw_open(w, "layer", '{');
     kd_jw_int(w, "index", l->layer);
+    kd_jw_bool(w, "trunk", l->trunk);
+    put_hex(w, "digest", l->digest);
+    kd_jw_int(w, "hess_rows", l->hess_rows);
+    kd_jw_int(w, "hess_bad_rows", l->hess_bad_rows);
+    kd_jw_int(w, "latent", in->latent);
+    if (l->hess.bytes)
+        put_blob(w, "hess", &l->hess);
+    if (l->trunk) {
+        kd_jw_close(w, '}');
+        return;
+    }
     kd_jw_int(w, "experts", l->experts);
     kd_jw_int(w, "tokens", in->T);
-    kd_jw_int(w, "latent", in->latent);
     kd_jw_int(w, "inter", l->inter);
     kd_jw_int(w, "topk", in->topk);
     kd_jw_num(w, "situ_beta", (double)in->situ_beta);
@@ -99,11 +118,7 @@ static void put_layer(struct kd_jw *w, const struct kd_wire_layer *l)
     kd_jw_int(w, "blend_rows", in->blend_rows);
     kd_jw_int(w, "fallback_rows", in->fallback_rows);
     kd_jw_int(w, "block_rows", in->block_rows);
-    kd_jw_int(w, "hess_rows", l->hess_rows);
-    kd_jw_int(w, "hess_bad_rows", l->hess_bad_rows);
-    put_hex(w, "digest", l->digest);
     put_blob(w, "z", &l->z);
-    put_blob(w, "hess", &l->hess);
     put_blob(w, "routing", &l->routing);
     kd_jw_close(w, '}');
 }
@@ -114,9 +129,19 @@ static int get_layer(struct kd_wire_layer *l, const struct kd_json *o, struct kd
     if (!o)
         return kd_fail(err, KD_ECORRUPT, "jobs without their layer");
     if (kd_json_int(o, "index", 0, 65535, &l->layer, err) ||
-        kd_json_int(o, "experts", 1, EXPERTS_MAX, &l->experts, err) ||
-        kd_json_int(o, "tokens", 1, TOKENS_MAX, &in->T, err) ||
+        kd_json_bool_or(o, "trunk", false, &l->trunk, err) ||
+        get_hex(o, "digest", &l->digest, err) ||
         kd_json_int(o, "latent", 1, DIM_MAX, &in->latent, err) ||
+        kd_json_int(o, "hess_rows", 0, TOKENS_MAX, &l->hess_rows, err) ||
+        kd_json_int(o, "hess_bad_rows", 0, TOKENS_MAX, &l->hess_bad_rows, err))
+        return -1;
+    if (kd_json_get(o, "hess") || !l->trunk)
+        if (get_big(o, "hess", in->latent * (in->latent + 1) * 2, &l->hess, err))
+            return -1;
+    if (l->trunk)
+        return 0;
+    if (kd_json_int(o, "experts", 1, KD_JOB_TRUNK, &l->experts, err) ||
+        kd_json_int(o, "tokens", 1, TOKENS_MAX, &in->T, err) ||
         kd_json_int(o, "inter", 1, DIM_MAX, &l->inter, err) ||
         kd_json_int(o, "topk", 1, TOPK_MAX, &in->topk, err) ||
         get_float(o, "situ_beta", &in->situ_beta, err) ||
@@ -124,13 +149,9 @@ static int get_layer(struct kd_wire_layer *l, const struct kd_json *o, struct kd
         kd_json_bool_or(o, "weight_routed", false, &in->weight_routed, err) ||
         kd_json_int(o, "blend_rows", 0, TOKENS_MAX, &in->blend_rows, err) ||
         kd_json_int(o, "fallback_rows", 0, TOKENS_MAX, &in->fallback_rows, err) ||
-        kd_json_int(o, "block_rows", 1, 1 << 16, &in->block_rows, err) ||
-        kd_json_int(o, "hess_rows", 0, TOKENS_MAX, &l->hess_rows, err) ||
-        kd_json_int(o, "hess_bad_rows", 0, TOKENS_MAX, &l->hess_bad_rows, err) ||
-        get_hex(o, "digest", &l->digest, err))
+        kd_json_int(o, "block_rows", 1, 1 << 16, &in->block_rows, err))
         return -1;
     return get_blob(o, "z", in->T * in->latent * 2, &l->z, err) ||
-                   get_blob(o, "hess", in->latent * (in->latent + 1) * 2, &l->hess, err) ||
                    get_blob(o, "routing", in->T * in->topk * 6, &l->routing, err)
                ? -1
                : 0;
@@ -165,7 +186,7 @@ static int get_spec(struct kd_quant_spec *s, enum kd_mat_type *type, const struc
     int64_t rate, cb, seam;
     char stored[16];
     if (!o)
-        return kd_fail(err, KD_ECORRUPT, "a job without its three matrices");
+        return kd_fail(err, KD_ECORRUPT, "a job without its matrices");
     if (get_text(o, "stored", stored, sizeof stored, err) ||
         kd_json_int(o, "rate16", 16, 128, &rate, err) ||
         kd_json_int(o, "codebook", 0, KD_CB_MUL1, &cb, err) || get_hex(o, "seed", &s->seed, err) ||
@@ -193,6 +214,8 @@ static int get_spec(struct kd_quant_spec *s, enum kd_mat_type *type, const struc
 
 static int64_t weights_bytes(const struct kd_wire_layer *l, const struct kd_wire_job *j)
 {
+    if (l->trunk)
+        return kd_wire_weights_bytes(j->type[0], j->rows, l->in.latent);
     return kd_wire_weights_bytes(j->type[0], l->inter, l->in.latent) +
            kd_wire_weights_bytes(j->type[1], l->inter, l->in.latent) +
            kd_wire_weights_bytes(j->type[2], l->in.latent, l->inter);
@@ -203,17 +226,19 @@ static int get_job(struct kd_wire_job *j, const struct kd_wire_layer *l, const s
 {
     int64_t won;
     const struct kd_json *specs = kd_json_get(o, "matrices");
-    if (kd_json_int(o, "expert", 0, l->experts - 1, &j->expert, err) ||
+    int64_t first = l->trunk ? KD_JOB_TRUNK : 0, last = l->trunk ? 65535 : l->experts - 1;
+    if (kd_json_int(o, "expert", first, last, &j->expert, err) ||
+        (l->trunk && kd_json_int(o, "rows", 1, DIM_MAX, &j->rows, err)) ||
         kd_json_int(o, "attempt", 1, INT32_MAX, &j->attempt, err) ||
         kd_json_num(o, "lease_s", -1e6, 1e6, &j->lease_s, err) ||
         kd_json_int(o, "plain_won", 0, 1, &won, err) ||
-        kd_json_int(o, "unit_bytes", 1, 1 << 30, &j->unit_bytes, err))
+        kd_json_int(o, "unit_bytes", 1, KD_WIRE_UNIT_MAX, &j->unit_bytes, err))
         return -1;
     j->plain_won = (uint32_t)won;
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < (l->trunk ? 1 : 3); i++)
         if (get_spec(&j->spec[i], &j->type[i], kd_json_at(specs, i), err))
             return -1;
-    return get_blob(o, "weights", weights_bytes(l, j), &j->weights, err);
+    return get_big(o, "weights", weights_bytes(l, j), &j->weights, err);
 }
 
 void kd_wire_claim_write(struct kd_jw *w, const struct kd_wire_claim *c)
@@ -229,12 +254,14 @@ void kd_wire_claim_write(struct kd_jw *w, const struct kd_wire_claim *c)
         kd_jw_open(w, NULL, '{');
         kd_jw_int(w, "expert", j->expert);
         kd_jw_int(w, "attempt", j->attempt);
+        if (c->layer.trunk)
+            kd_jw_int(w, "rows", j->rows);
         kd_jw_num(w, "lease_s", j->lease_s);
         kd_jw_int(w, "plain_won", j->plain_won);
         kd_jw_int(w, "unit_bytes", j->unit_bytes);
         put_blob(w, "weights", &j->weights);
         kd_jw_open(w, "matrices", '[');
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < (c->layer.trunk ? 1 : 3); k++)
             put_spec(w, &j->spec[k], j->type[k]);
         kd_jw_close(w, ']');
         kd_jw_close(w, '}');

@@ -118,7 +118,7 @@ static bool own_weights(struct kd_worker *w, struct kd_work *k)
     struct kd_farm_task t;
     struct kd_err err;
     char sha[65] = "";
-    if (!w->o.own || w->o.own(w->o.ctx, k->layer, k->job.expert, &t, &err))
+    if (!w->o.own || k->inputs->wire.trunk || w->o.own(w->o.ctx, k->layer, k->job.expert, &t, &err))
         return false;
     if (!kd_wire_weights_put(&k->weights, &t, &err) &&
         (int64_t)k->weights.size_bytes == k->job.weights.bytes &&
@@ -168,12 +168,31 @@ static void hand_back(struct kd_worker *w, struct kd_client *c, const struct kd_
             return;
 }
 
+/* Whether a tensor's working set fits (codec/quant.c: three copies of the weights in float, three
+ * matrices of the Hessian's size). A worker that would have to swap is no help: others have it. */
+static bool room_for(const struct kd_wire_claim *claim)
+{
+    int64_t k = claim->layer.in.latent, most = 0, have = kd_mem_available_bytes();
+    for (int64_t i = 0; i < claim->count; i++)
+        if (claim->job[i].rows > most)
+            most = claim->job[i].rows;
+    return !claim->layer.trunk || have <= 0 || 12 * k * (k + most) < have;
+}
+
 static int take_claim(struct kd_worker *w, struct kd_client *c, struct kd_client *data,
                       const struct kd_wire_claim *claim, struct kd_err *err)
 {
     struct kd_inputs *in;
     if (!claim->count)
         return 0;
+    if (!room_for(claim)) {
+        w->no_trunk = true;
+        kd_log(KD_LOG_WARN, "worker",
+               "layer=%lld msg=\"too little memory for the trunk's tensors: experts only\"",
+               (long long)claim->layer.layer);
+        hand_back(w, c, claim, KD_FAIL_RETURN, "too little memory");
+        return 0;
+    }
     if (kd_worker_inputs(w, data, &claim->layer, &in, err)) {
         hand_back(w, c, claim, err->code == KD_EIO ? KD_FAIL_RETURN : KD_FAIL_INPUT, err->msg);
         return -1;
@@ -213,6 +232,7 @@ static int claim_once(struct kd_worker *w, struct kd_client *c, struct kd_client
     kd_jw_str(&jw, "token", token);
     kd_jw_str(&jw, "incarnation", w->incarnation);
     kd_jw_int(&jw, "most", most);
+    kd_jw_bool(&jw, "trunk", !w->no_trunk);
     kd_jw_close(&jw, '}');
     int rc = kd_worker_post(w, c, "claim", &b, &r, err);
     if (!rc) {
@@ -473,8 +493,10 @@ static void *uploader(void *arg)
 /* Encodes one job; a failure is the job's (arithmetic) or the worker's (memory). */
 static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
 {
-    struct kd_farm_task t = {
-        .expert = k->job.expert, .plain_won = k->job.plain_won, .digest = k->inputs->wire.digest};
+    struct kd_farm_task t = {.expert = k->job.expert,
+                             .hess = k->inputs->wire.hess.bytes ? &k->inputs->hess : NULL,
+                             .plain_won = k->job.plain_won,
+                             .digest = k->inputs->wire.digest};
     struct kd_err err = {0};
     struct kd_buf unit;
     double began = kd_clock_s();

@@ -310,12 +310,17 @@ static int load_inputs(struct kd_worker *w, struct kd_client *c, struct kd_input
 {
     char path[4096];
     struct kd_map m = {0};
+    int rc = 0;
+    if (in->wire.hess.bytes) {
+        if (fetch_file(w, c, &in->wire.hess, path, err) || kd_file_map(&m, path, err))
+            return -1;
+        rc = kd_wire_hess_get(&in->hess, &in->wire, m.data, err);
+        kd_map_release(&m);
+    }
+    if (rc || in->wire.trunk)
+        return rc;
     if (fetch_file(w, c, &in->wire.z, path, err) || kd_file_map(&in->z, path, err) ||
-        fetch_file(w, c, &in->wire.hess, path, err) || kd_file_map(&m, path, err))
-        return -1;
-    int rc = kd_wire_hess_get(&in->hess, &in->wire, m.data, err);
-    kd_map_release(&m);
-    if (rc || fetch_file(w, c, &in->wire.routing, path, err) || kd_file_map(&m, path, err))
+        fetch_file(w, c, &in->wire.routing, path, err) || kd_file_map(&m, path, err))
         return -1;
     rc = kd_wire_routing_get(&in->ids, &in->w, &in->wire, m.data, err);
     kd_map_release(&m);
@@ -331,7 +336,8 @@ int kd_worker_inputs(struct kd_worker *w, struct kd_client *c, const struct kd_w
                      struct kd_inputs **out, struct kd_err *err)
 {
     struct kd_inputs *in;
-    if (w->inputs && w->inputs->wire.layer == l->layer && w->inputs->wire.digest == l->digest &&
+    if (w->inputs && w->inputs->wire.layer == l->layer && w->inputs->wire.trunk == l->trunk &&
+        w->inputs->wire.digest == l->digest && w->inputs->wire.in.latent == l->in.latent &&
         !strcmp(w->inputs->wire.z.sha256, l->z.sha256) &&
         !strcmp(w->inputs->wire.hess.sha256, l->hess.sha256)) {
         *out = w->inputs;
@@ -346,8 +352,8 @@ int kd_worker_inputs(struct kd_worker *w, struct kd_client *c, const struct kd_w
         inputs_free(in);
         return -1;
     }
-    kd_log(KD_LOG_INFO, "worker", "layer=%lld tokens=%lld msg=\"inputs are here\"",
-           (long long)l->layer, (long long)l->in.T);
+    kd_log(KD_LOG_INFO, "worker", "layer=%lld trunk=%d tokens=%lld msg=\"inputs are here\"",
+           (long long)l->layer, l->trunk, (long long)l->in.T);
     pthread_mutex_lock(&w->lock);
     struct kd_inputs *old = w->inputs;
     w->inputs = in;

@@ -39,7 +39,7 @@ int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
 {
     struct kd_expert_out q;
     struct kd_farm_task mine = *t;
-    bool canary = t->digest == 1;
+    bool canary = t->digest == 1 || t->trunk; /* faults are those of experts */
     kd_buf_init(out, 0);
     if (!canary && fault("slow")) {
         const char *ms = getenv("KONDENSE_TEST_FAULT_MS");
@@ -52,6 +52,15 @@ int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
     if (!canary && fault("subtle"))
         for (int i = 0; i < 3; i++)
             mine.spec[i].recipe.damping *= 1.5f;
+    if (t->trunk) {
+        struct kd_quant_out one;
+        if (kd_quant_tensor(run, &t->w1, t->hess, &t->spec[0], &one, err))
+            return -1;
+        const struct kd_quant_out *list = &one;
+        int done = kd_unit_bytes(out, t->digest, &list, 1, NULL, err);
+        kd_quant_release(&one);
+        return done;
+    }
     if (kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, mine.spec, &q, err))
         return -1;
     struct kd_unit_info info = {.routed_rows = q.routed_rows,

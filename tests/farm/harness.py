@@ -77,32 +77,38 @@ def listing(folder):
 
 
 SETTINGS = ["--calib", ROOT / "tests/data/text/calib.txt", "--rows", 4, "--cols", 64, "--bpw", 2,
-            "--trunk-bpw", "stored", "--head-bpw", "stored", "--quiet"]
-reference = {}
+            "--head-bpw", "stored", "--quiet"]
+references = {}
 
 
 def model():
-    """The source; converted alone the first time."""
     src = WORK / "src"
-    if not reference:
+    if not src.exists():
         (WORK / "config.json").write_text(json.dumps(small.config(EXPERTS)))
         must("synth", src, "--config", WORK / "config.json", "--seed", 7)
-        must("convert", src, WORK / "alone", *SETTINGS)
-        reference.update(listing(WORK / "alone"))
     return src
+
+
+def reference(trunk):
+    """The files of a conversion alone, made the first time."""
+    if trunk not in references:
+        must("convert", model(), WORK / f"alone-{trunk}", *SETTINGS, "--trunk-bpw", trunk)
+        references[trunk] = listing(WORK / f"alone-{trunk}")
+    return references[trunk]
 
 
 class Farm:
     """A farm's folder, one conversion in it, its coordinator and workers."""
 
-    def __init__(self, name, ledger="", tokens=12, lease=2, sample=64, only_workers=True, settings=()):
+    def __init__(self, name, ledger="", tokens=12, lease=2, sample=64, only_workers=True, settings=(), trunk="stored"):
         self.src = model()
+        self.reference = reference(trunk)
         self.dir = WORK / name
         self.dir.mkdir()
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.dst = self.dir / "dst"
-        self.settings = [*SETTINGS, *settings]
+        self.settings = [*SETTINGS, "--trunk-bpw", trunk, *settings]
         self.options = ["--farm", self.url, "--farm-dir", self.dir / "farm", "--lease", lease,
                         "--sample", sample, *(["--only-workers"] if only_workers else [])]
         must("farm", "init", self.dir / "farm", "--farm", self.url, "--listen", "127.0.0.1",
@@ -157,9 +163,16 @@ class Farm:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not finished after {seconds * PACE:.0f} s\n{self.logs()}") from None
         assert rc == code, f"exit code {rc}\n{self.logs()}"
-        got = listing(self.dst)
-        assert got == reference, sorted(k for k in {*got, *reference} if got.get(k) != reference.get(k))
+        got, want = listing(self.dst), self.reference
+        assert got == want, sorted(k for k in {*got, *want} if got.get(k) != want.get(k))
+        audit = self.audit()
+        assert audit["jobs_done"] == audit["jobs"] and audit["unexplained"] == 0, (audit, self.logs())
         return self.figures()
+
+    def audit(self):
+        """What the ledger says of itself at the end: every attempt that was handed out has its end."""
+        lines = [line for line in self.log().splitlines() if " unexplained=" in line]
+        return {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)\b", lines[-1])}
 
     def figures(self):
         """What the log says at the end of each worker, by host."""

@@ -2,6 +2,7 @@
 
 timeout: 300"""
 # labels: heavy
+import json
 import signal
 import ssl
 import time
@@ -19,11 +20,15 @@ def two_workers_and_the_same_bytes():
     f.worker("b", "--source", f.src)
     f.until(lambda s: len(s["workers"]) == 3)
     context = ssl.create_default_context(cadata=f.join.read_text()[f.join.read_text().index("-----BEGIN"):])
-    join = ('{"protocol":1,"version":"%s","class":"%s","canary":"%s","host":"x","incarnation":"i","arch":"a",'
+    about = json.loads(urllib.request.urlopen(f.url + "/farm/v1/about", context=context).read())
+    join = ('{"protocol":%d,"version":"%s","class":"%s","canary":"%s","host":"x","incarnation":"i","arch":"a",'
             '"device":"cpu","token":"%s","id":"","key":""}')
-    version = must("--version").split()[1]
-    for body, why in ((join % ("0.0", "exact", "", ""), "version"), (join % (version, "fast", "", ""), "class"),
-                      (join % (version, "exact", "0" * 64, ""), "canary"), ("{", "")):
+    wire, version = about["protocol"], must("--version").split()[1]
+    assert about["version"] == version, about
+    for body, why in ((join % (wire, "0.0", "exact", "", ""), "version"),
+                      (join % (wire - 1, version, "exact", "", ""), "wire"),
+                      (join % (wire, version, "fast", "", ""), "class"),
+                      (join % (wire, version, "exact", "0" * 64, ""), "canary"), ("{", "")):
         r = urllib.request.Request(f.url + "/farm/v1/join", body.encode(), {"Content-Type": "application/json"})
         try:
             urllib.request.urlopen(r, context=context)
@@ -42,6 +47,21 @@ def two_workers_and_the_same_bytes():
     figures = f.finish()
     assert total(figures) == 2 * EXPERTS and figures["local"]["done"] == 0, figures
     assert (f.dir / "farm.html").read_text().startswith("<!doctype html>")
+    f.end_workers()
+
+
+def the_trunk_too():
+    """with a quantized trunk its tensors are jobs as well, stage by stage; the bytes stay"""
+    f = Farm("trunk", trunk="4")
+    f.convert("--farm-report", f.dir / "farm.html")
+    f.worker("a")
+    f.worker("b", "--source", f.src)
+    figures = f.finish()
+    # Three layers: 10 tensors in each (4 or 2 + 1, 1, 3, 1, 1), 8 where the MLP is dense.
+    trunk = f.audit()["jobs"] - 2 * EXPERTS
+    assert trunk >= 20 and total(figures) == 2 * EXPERTS + trunk, (f.audit(), figures)
+    assert min(figures["a"]["done"], figures["b"]["done"]) > 2 and figures["local"]["done"] == 0, figures
+    assert "tensors of the trunk" in (f.dir / "farm.html").read_text()
     f.end_workers()
 
 
@@ -120,5 +140,5 @@ def a_polite_leave():
 
 
 if __name__ == "__main__":
-    run([two_workers_and_the_same_bytes, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
+    run([two_workers_and_the_same_bytes, the_trunk_too, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
          a_lost_reply, a_polite_leave])

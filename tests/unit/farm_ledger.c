@@ -52,8 +52,10 @@ static void begin(struct kd_ledger *l, int64_t n)
     must(kd_ledger_take(l, "test", &err), &err);
     for (int64_t i = 0; i < n; i++)
         plan[i] = (struct kd_job_plan){.cost = (double)i, .bytes = 100};
-    must(kd_ledger_settle(l, 1, plan, n, &err), &err);
+    must(kd_ledger_settle(l, 1, 0, plan, n, &err), &err);
 }
+
+static const struct kd_stage experts = {1, 0, 1024};
 
 static void join(struct kd_ledger *l, const char *id, const char *host, const char *incarnation)
 {
@@ -70,7 +72,8 @@ static int64_t take(struct kd_ledger *l, const char *id, const char *incarnation
 {
     struct kd_err err = {0};
     int64_t n;
-    must(kd_ledger_claim(l, id, incarnation, token, most, g, &n, &err), &err);
+    struct kd_claim c = {id, incarnation, token, most, experts};
+    must(kd_ledger_claim(l, &c, g, &n, &err), &err);
     return n;
 }
 
@@ -348,7 +351,7 @@ static void disk_wins(void **state)
     struct kd_grant done = {.layer = 1, .expert = 2, .attempt = 1};
     finish(&l, &done, "a", "x", 1);
     struct kd_job_plan plan[4] = {{0, 9, true}, {1, 9, false}, {2, 9, false}, {3, 9, false}};
-    must(kd_ledger_settle(&l, 1, plan, 4, &err), &err);
+    must(kd_ledger_settle(&l, 1, 0, plan, 4, &err), &err);
     struct kd_layer_count c = count(&l);
     assert_int_equal(c.done, 1);
     assert_int_equal(c.ready, 2);
@@ -373,12 +376,109 @@ static void wrong_bytes_go_with_all_their_worker_made(void **state)
         assert_int_equal(take(&l, id, "i", token, 1, g), 1);
         finish(&l, g, id, "x", 1);
     }
-    must(kd_ledger_discard(&l, "bad", 1, "differs", list, 8, &n, &closed, &first, &err), &err);
+    must(kd_ledger_discard(&l, "bad", &experts, "differs", list, 8, &n, &closed, &first, &err),
+         &err);
     assert_int_equal(n, 2);
     assert_int_equal(closed, 0);
     assert_int_equal(count(&l).ready, 2);
     assert_int_equal(take(&l, "bad", "i", "x", 1, g), 0);
     assert_int_equal(take(&l, "good", "i", "x", 1, g), 1);
+    kd_ledger_close(&l);
+}
+
+/* Tensors of the trunk: handed out in their stage alone, no measure of a worker's rate, and closed
+ * once the stage is. */
+static void a_stage_of_the_trunk(void **state)
+{
+    (void)state;
+    struct kd_err err = {0};
+    struct kd_ledger l;
+    struct kd_grant g[16];
+    struct kd_farm_status s;
+    int64_t list[8], n, closed, since;
+    struct kd_job_plan two[2] = {{.cost = 9, .bytes = 1}, {.cost = 8, .bytes = 1}};
+    struct kd_stage trunk = {1, KD_JOB_TRUNK + 4, 2};
+    begin(&l, 2);
+    join(&l, "a", "h1", "i");
+    must(kd_ledger_settle(&l, 1, trunk.first, two, 2, &err), &err);
+    assert_int_equal(count(&l).ready, 4);
+    for (int i = 0; i < 3; i++) {
+        char token[8];
+        snprintf(token, sizeof token, "t%d", i);
+        struct kd_claim c = {"a", "i", token, 8, trunk};
+        must(kd_ledger_claim(&l, &c, g, &n, &err), &err);
+        assert_int_equal(n, i < 2);
+        if (n) {
+            assert_int_equal(g[0].expert, trunk.first + i);
+            finish(&l, g, "a", "x", 100);
+        }
+    }
+    assert_int_equal(take(&l, "a", "i", "e", 8, g), 1);
+    assert_int_equal(g[0].expert, 1);
+    finish(&l, g, "a", "x", 2);
+    must(kd_ledger_status(&l, 0, &s, &err), &err);
+    assert_true(s.workers[0].rate_s > 1.99 && s.workers[0].rate_s < 2.01);
+    assert_int_equal(s.layers[0].done, 1);
+    assert_int_equal(s.trunk_done, 2);
+    assert_int_equal(s.trunk_open, 0);
+    kd_farm_status_release(&s);
+    /* Its experts go back; what it made of the trunk has served already. */
+    must(kd_ledger_discard(&l, "a", &experts, "differs", list, 8, &n, &closed, &since, &err), &err);
+    assert_true(n == 1 && list[0] == 1 && closed == 2 && since == 1);
+    kd_ledger_close(&l);
+}
+
+static int64_t unexplained(struct kd_ledger *l, int64_t attempts)
+{
+    struct kd_err err = {0};
+    struct kd_audit a;
+    must(kd_ledger_audit(l, &a, &err), &err);
+    assert_int_equal(a.attempts, attempts);
+    return a.unexplained;
+}
+
+static void every_attempt_has_an_end(void **state)
+{
+    (void)state;
+    struct kd_err err = {0};
+    struct kd_ledger l;
+    struct kd_grant g[16], s[16];
+    struct kd_audit a;
+    int64_t n;
+    begin(&l, 6);
+    join(&l, "a", "h1", "i");
+    join(&l, "b", "h2", "i");
+    /* Done; failed; given back with its worker; run out; found on disk; overtaken by a second. */
+    assert_int_equal(take(&l, "a", "i", "1", 1, g), 1);
+    assert_int_equal(unexplained(&l, 1), 1);
+    finish(&l, g, "a", "x", 0.1);
+    assert_int_equal(take(&l, "a", "i", "2", 1, g), 1);
+    must(kd_ledger_fail(&l, 1, g->expert, g->attempt, "a", KD_FAIL_INPUT, "why", &err), &err);
+    assert_int_equal(take(&l, "a", "i", "3", 1, g), 1);
+    assert_int_equal(unexplained(&l, 3), 1);
+    must(kd_ledger_leave(&l, "a", "i", &err), &err);
+    assert_int_equal(unexplained(&l, 3), 0);
+    join(&l, "a", "h1", "j");
+    assert_int_equal(take(&l, "a", "j", "4", 1, g), 1);
+    clock_now += 1000;
+    must(kd_ledger_reap(&l, &n, &err), &err);
+    assert_int_equal(n, 1);
+    assert_int_equal(unexplained(&l, 4), 0);
+    assert_int_equal(take(&l, "b", "i", "5", 1, g), 1);
+    struct kd_job_plan plan[6] = {0};
+    for (int i = 0; i < 6; i++)
+        plan[i] = (struct kd_job_plan){.cost = i, .bytes = 100, .on_disk = i > 0};
+    must(kd_ledger_settle(&l, 1, 0, plan, 6, &err), &err);
+    assert_int_equal(unexplained(&l, 5), 0);
+    assert_int_equal(take(&l, "b", "i", "6", 1, g), 1);
+    assert_int_equal(g->expert, 0);
+    clock_now += 100;
+    assert_int_equal(take(&l, "a", "j", "7", 1, s), 1);
+    assert_true(s->speculative);
+    finish(&l, s, "a", "x", 1);
+    assert_int_equal(unexplained(&l, 7), 0);
+    must(kd_ledger_audit(&l, &a, &err), &err);
+    assert_true(a.jobs == 6 && a.done == 6);
     kd_ledger_close(&l);
 }
 
@@ -394,7 +494,8 @@ static void a_second_coordinator_fences_the_first(void **state)
     must(kd_ledger_open(&m, where, l.run, NULL, &err), &err);
     m.now = fake;
     must(kd_ledger_take(&m, "test", &err), &err);
-    assert_int_equal(kd_ledger_claim(&l, "a", "i", "1", 1, g, &n, &err), -1);
+    struct kd_claim late = {"a", "i", "1", 1, experts};
+    assert_int_equal(kd_ledger_claim(&l, &late, g, &n, &err), -1);
     assert_int_equal(err.code, KD_ECANCEL);
     assert_int_equal(take(&m, "a", "i", "1", 1, g), 1);
     kd_ledger_close(&m);
@@ -459,7 +560,8 @@ static void *race(void *arg)
     kd_ledger_share(&l, r->with);
     for (int i = 0; n > 0; i++) {
         snprintf(token, sizeof token, "%d", i);
-        if (kd_ledger_claim(&l, id, "i", token, 1, g, &n, &err))
+        struct kd_claim c = {id, "i", token, 1, experts};
+        if (kd_ledger_claim(&l, &c, g, &n, &err))
             break;
         struct kd_result res = {.layer = 1,
                                 .expert = g->expert,
@@ -562,6 +664,8 @@ int main(void)
         cmocka_unit_test(stragglers_get_one_second_worker),
         cmocka_unit_test(disk_wins),
         cmocka_unit_test(wrong_bytes_go_with_all_their_worker_made),
+        cmocka_unit_test(a_stage_of_the_trunk),
+        cmocka_unit_test(every_attempt_has_an_end),
         cmocka_unit_test(a_second_coordinator_fences_the_first),
         cmocka_unit_test(drained_and_degraded),
         cmocka_unit_test(a_race_gives_each_job_once),

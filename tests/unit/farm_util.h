@@ -80,6 +80,16 @@ static inline void farm_layer_make(struct farm_layer *l)
     }
 }
 
+/* The first matrix as a tensor of the trunk, which reads the latents. */
+static inline struct kd_farm_task farm_tensor(const struct farm_layer *l)
+{
+    return (struct kd_farm_task){.trunk = true,
+                                 .hess = &l->h,
+                                 .w1 = l->task[0].w1,
+                                 .spec = {l->task[0].spec[0]},
+                                 .digest = 5};
+}
+
 static inline void farm_layer_drop(struct farm_layer *l)
 {
     kd_hess_release(&l->h);

@@ -90,6 +90,74 @@ static void a_claim_comes_back(void **state)
     farm_layer_drop(&l);
 }
 
+static void a_tensor_comes_back(void **state)
+{
+    (void)state;
+    struct farm_layer l;
+    struct kd_wire_claim c = {.count = 1}, d;
+    struct kd_err err = {0};
+    struct kd_buf text, b;
+    int64_t bytes;
+    farm_layer_make(&l);
+    struct kd_farm_task t = farm_tensor(&l), got = {.hess = &l.h, .digest = 5};
+    c.layer = (struct kd_wire_layer){
+        .layer = 2, .trunk = true, .in.latent = FARM_LATENT, .hess_rows = l.h.rows, .digest = 7};
+    assert_int_equal(kd_wire_hess_put(&b, &l.h, &err), 0);
+    c.layer.hess.bytes = (int64_t)b.size_bytes;
+    assert_int_equal(kd_sha256_of(b.data, b.size_bytes, c.layer.hess.sha256, &err), 0);
+    kd_buf_release(&b);
+    c.job[0] = (struct kd_wire_job){.expert = KD_JOB_TRUNK + 3,
+                                    .attempt = 1,
+                                    .rows = FARM_INTER,
+                                    .type = {KD_MAT_BF16},
+                                    .spec = {t.spec[0]},
+                                    .unit_bytes = kd_farm_unit_bytes(&t)};
+    const void *flat = kd_wire_weights_flat(&t, &bytes);
+    assert_ptr_equal(flat, t.w1.data);
+    assert_int_equal(kd_wire_weights_put(&b, &t, &err), 0);
+    assert_int_equal(b.size_bytes, bytes);
+    assert_memory_equal(b.data, flat, b.size_bytes);
+    c.job[0].weights.bytes = bytes;
+    assert_int_equal(kd_sha256_of(b.data, b.size_bytes, c.job[0].weights.sha256, &err), 0);
+    kd_buf_init(&text, 1 << 20);
+    struct kd_jw w = {.out = &text};
+    kd_wire_claim_write(&w, &c);
+    if (kd_wire_claim_read(&d, text.data, text.size_bytes, &err))
+        fail_msg("%s", err.msg);
+    assert_true(d.layer.trunk && d.job[0].expert == KD_JOB_TRUNK + 3 &&
+                d.job[0].rows == FARM_INTER);
+    assert_int_equal(kd_wire_weights_get(&got, &d.layer, &d.job[0], (const uint8_t *)b.data,
+                                         (int64_t)b.size_bytes, &err),
+                     0);
+    memcpy(got.spec, d.job[0].spec, sizeof got.spec);
+    struct kd_run run = {.kern = &farm_kern};
+    struct kd_buf one, two;
+    assert_int_equal(kd_farm_encode(&run, NULL, &t, &one, &err), 0);
+    assert_int_equal(kd_farm_encode(&run, NULL, &got, &two, &err), 0);
+    assert_int_equal(one.size_bytes, two.size_bytes);
+    assert_memory_equal(one.data, two.data, one.size_bytes);
+    kd_buf_release(&one);
+    kd_buf_release(&two);
+    static const struct {
+        const char *from, *to, *why;
+    } bad[] = {{"\"expert\": 65283", "\"expert\": 3", "expert"},
+               {"\"rows\": 128", "\"rows\": 129", "bytes where"},
+               {"\"latent\": 128", "\"latent\": 40000", "would have"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char copy[16384];
+        const char *at = strstr(text.data, bad[i].from);
+        assert_non_null(at);
+        snprintf(copy, sizeof copy, "%.*s%s%s", (int)(at - text.data), text.data, bad[i].to,
+                 at + strlen(bad[i].from));
+        assert_int_equal(kd_wire_claim_read(&d, copy, strlen(copy), &err), -1);
+        if (!strstr(err.msg, bad[i].why))
+            fail_msg("'%s' does not say %s", err.msg, bad[i].why);
+    }
+    kd_buf_release(&text);
+    kd_buf_release(&b);
+    farm_layer_drop(&l);
+}
+
 static void blobs_come_back(void **state)
 {
     (void)state;
@@ -167,9 +235,9 @@ static void addresses(void **state)
 int main(void)
 {
     struct kd_err err;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_claim_comes_back),
-                                       cmocka_unit_test(blobs_come_back),
-                                       cmocka_unit_test(addresses)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_claim_comes_back), cmocka_unit_test(a_tensor_comes_back),
+        cmocka_unit_test(blobs_come_back), cmocka_unit_test(addresses)};
     if (kd_kern_pick(&farm_kern, &err))
         return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
