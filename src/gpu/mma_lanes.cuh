@@ -1,0 +1,96 @@
+/* More of lanes.cuh's vocabulary, for products: matrix instructions, bytes of registers, sums that
+ * many add to. A warp's lane is 4 g + t with g < 8, t < 4; fragments are those of mma.m16n8 (PTX).
+ */
+#ifndef KD_GPU_MMA_LANES_CUH
+#define KD_GPU_MMA_LANES_CUH
+
+#include "gpu/lanes.cuh"
+
+#ifdef KD_GPU_EMULATE
+#include "gpu/emulate_mma.h"
+#else
+
+/* A function that is called. */
+#define KD_CALL __device__ __noinline__
+
+/* Byte i of the result is byte (sel >> 4i & 7) of b:a (a has bytes 0 to 3). */
+KD_DEV uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
+{
+    return __byte_perm(a, b, sel);
+}
+/* The low word of high:low >> n, n < 32. */
+KD_DEV uint32_t kd_funnel(uint32_t high, uint32_t low, uint32_t n)
+{
+    return __funnelshift_r(low, high, n);
+}
+KD_DEV kd_h2 kd_h2_add(kd_h2 a, kd_h2 b)
+{
+    kd_h2 r;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r.bits) : "r"(a.bits), "r"(b.bits));
+    return r;
+}
+/* d[16][8] = a[16][32] b[32][8] + c: unsigned bytes times signed bytes, sums modulo 2^32. Lane 4 g
+ * + t has a: rows g and g + 8 at 4 t, then both at 4 t + 16 (four bytes each); b: column g at 4 t,
+ * at 4 t + 16; c, d: row g at columns 2 t and 2 t + 1, then row g + 8. */
+KD_DEV void kd_mma_bytes(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                         uint32_t b0, uint32_t b1, int32_t c0, int32_t c1, int32_t c2, int32_t c3)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c0), "r"(c1), "r"(c2), "r"(c3));
+}
+/* d += a[16][16] b[16][8] in half floats, sums in fp32. a: rows g and g + 8 at 2 t, then both at
+ * 2 t + 8 (two halves each); b: column g at 2 t, at 2 t + 8; d as above. */
+KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0].bits), "r"(a[1].bits), "r"(a[2].bits), "r"(a[3].bits), "r"(b0.bits),
+          "r"(b1.bits));
+}
+KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
+{
+    return __shfl_sync(0xffffffffu, x, from);
+}
+KD_DEV uint32_t kd_warp_max(uint32_t x)
+{
+    return __reduce_max_sync(0xffffffffu, x);
+}
+/* *to += x, in shared memory; any number of threads at a time. */
+KD_DEV void kd_shared_add(int32_t *to, int32_t x)
+{
+    atomicAdd(to, x);
+}
+/* What *to was; in device memory. */
+KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
+{
+    return atomicAdd(to, x);
+}
+/* Orders this thread's stores before its later ones for all threads of the device. */
+KD_DEV void kd_device_fence(void)
+{
+    __threadfence();
+}
+/* Values that other blocks of this launch wrote. */
+KD_DEV float kd_load_fresh(const float *from)
+{
+    return __ldcg(from);
+}
+KD_DEV int32_t kd_round_int(float x)
+{
+    return __float2int_rn(x);
+}
+/* Lets the next launch of the stream begin, and waits until the one before is done: a kernel may
+ * read constant data before that. */
+KD_DEV void kd_launch_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+KD_DEV void kd_launch_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+#endif
+#endif

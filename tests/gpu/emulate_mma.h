@@ -1,0 +1,120 @@
+/* The vocabulary of src/gpu/mma_lanes.cuh on the CPU. */
+#ifndef KD_TESTS_GPU_EMULATE_MMA_H
+#define KD_TESTS_GPU_EMULATE_MMA_H
+
+#define KD_CALL inline
+
+/* What the lanes of a warp put on the table. */
+static uint32_t kd_emulated_words[32][32][8];
+
+KD_DEV uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
+{
+    const uint64_t both = (uint64_t)b << 32 | a;
+    uint32_t r = 0;
+
+    for (int i = 0; i < 4; i++)
+        r |= (uint32_t)(both >> 8 * (sel >> 4 * i & 7u) & 0xffu) << 8 * i;
+    return r;
+}
+KD_DEV uint32_t kd_funnel(uint32_t high, uint32_t low, uint32_t n)
+{
+    return (uint32_t)(((uint64_t)high << 32 | low) >> n);
+}
+KD_DEV kd_h2 kd_h2_add(kd_h2 a, kd_h2 b)
+{
+    return {(_Float16)((float)a.x + (float)b.x), (_Float16)((float)a.y + (float)b.y)};
+}
+KD_DEV uint32_t kd_emulated_byte(int lane, int word, int byte)
+{
+    return kd_emulated_words[kd_emulated.thread / 32][lane][word] >> 8 * byte & 0xffu;
+}
+KD_DEV void kd_mma_bytes(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                         uint32_t b0, uint32_t b1, int32_t c0, int32_t c1, int32_t c2, int32_t c3)
+{
+    const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
+    const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+    const int32_t c[4] = {c0, c1, c2, c3};
+
+    memcpy(kd_emulated_words[kd_emulated.thread / 32][lane], mine, sizeof mine);
+    kd_sync_warp();
+    for (int i = 0; i < 4; i++) {
+        uint32_t sum = (uint32_t)c[i];
+        for (int k = 0; k < 32; k++) {
+            const uint32_t a = kd_emulated_byte(4 * g + k % 16 / 4, i / 2 + k / 16 * 2, k % 4);
+            const int b =
+                (int8_t)kd_emulated_byte(4 * (2 * t + i % 2) + k % 16 / 4, 4 + k / 16, k % 4);
+            sum += a * (uint32_t)b;
+        }
+        d[i] = (int32_t)sum;
+    }
+    kd_sync_warp();
+}
+KD_DEV float kd_emulated_half(int lane, int word, int half)
+{
+    return kd_half_float(
+        (uint16_t)(kd_emulated_words[kd_emulated.thread / 32][lane][word] >> 16 * half));
+}
+KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
+{
+    const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
+    const kd_h2 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+
+    memcpy(kd_emulated_words[kd_emulated.thread / 32][lane], mine, sizeof mine);
+    kd_sync_warp();
+    for (int i = 0; i < 4; i++) {
+        double sum = (double)d[i];
+        for (int k = 0; k < 16; k++)
+            sum += (double)kd_emulated_half(4 * g + k % 8 / 2, i / 2 + k / 8 * 2, k % 2) *
+                   (double)kd_emulated_half(4 * (2 * t + i % 2) + k % 8 / 2, 4 + k / 8, k % 2);
+        d[i] = (float)sum;
+    }
+    kd_sync_warp();
+}
+KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
+{
+    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32];
+    int32_t y;
+
+    v[kd_emulated.thread % 32] = (uint32_t)x;
+    kd_sync_warp();
+    y = (int32_t)v[from];
+    kd_sync_warp();
+    return y;
+}
+KD_DEV uint32_t kd_warp_max(uint32_t x)
+{
+    return ~kd_warp_min(~x);
+}
+KD_DEV void kd_shared_add(int32_t *to, int32_t x)
+{
+    *to = (int32_t)((uint32_t)*to + (uint32_t)x);
+}
+KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
+{
+    const int32_t was = *to;
+
+    *to = was + x;
+    return was;
+}
+KD_DEV void kd_device_fence(void)
+{
+}
+KD_DEV float kd_load_fresh(const float *from)
+{
+    return *from;
+}
+KD_DEV int32_t kd_round_int(float x)
+{
+    return x != x               ? 0
+           : x >= 2147483648.0f ? INT32_MAX
+           : x < -2147483648.0f ? INT32_MIN
+                                : (int32_t)rintf(x);
+}
+KD_DEV void kd_launch_next(void)
+{
+}
+KD_DEV void kd_launch_wait(void)
+{
+}
+
+#endif
