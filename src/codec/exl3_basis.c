@@ -51,14 +51,14 @@ static void transpose_item(void *ctx, int64_t item, int worker)
 
 int kd_exl3_load(struct kd_exl3_work *q, const struct kd_mat *w, struct kd_err *err)
 {
-    /* q->r is free until the weights are rotated and large enough. */
-    if (kd_mat_dequant(q->run, w, q->r, q->cols, err))
+    /* q->t is free until the weights are rotated and large enough. */
+    if (kd_mat_dequant(q->run, w, q->t, q->cols, err))
         return -1;
     for (int64_t i = 0; i < q->rows * q->cols; i++)
-        if (!isfinite(q->r[i]))
+        if (!isfinite(q->t[i]))
             return kd_fail(err, KD_ECORRUPT, "weight at row %lld, column %lld is not finite",
                            (long long)(i / q->cols), (long long)(i % q->cols));
-    struct basis_job j = {.q = q, .x = q->r};
+    struct basis_job j = {.q = q, .x = q->t};
     kd_pool_run(q->run->pool, (q->k + STRIP - 1) / STRIP, transpose_item, &j);
     return 0;
 }

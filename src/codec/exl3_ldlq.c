@@ -11,8 +11,8 @@ enum { TRIES_MAX = 11 };
 
 struct square_job {
     struct kd_exl3_work *q;
-    const float *side; /* what H is multiplied with on both sides */
-    double *sums;
+    float *left, *right; /* what H is multiplied with on its sides */
+    float *diagonal;
 };
 
 static void scale_item(void *ctx, int64_t i, int worker)
@@ -21,58 +21,77 @@ static void scale_item(void *ctx, int64_t i, int worker)
     const struct square_job *j = ctx;
     const struct kd_hess *h = j->q->h;
     int64_t k = h->k;
-    /* The mean diagonal is brought near 1, so that nothing leaves fp32's range. */
-    float si = j->side[i] / (float)(j->q->mean_diag * (double)h->rows);
     for (int64_t c = 0; c < k; c++)
-        j->q->l[i * k + c] = si * h->h[i * k + c] * j->side[c];
+        j->q->l[i * k + c] = j->left[i] * h->h[i * k + c] * j->right[c];
 }
 
 /* The factors beside H: signs, or all of su brought near 1 by a power of two's reach (L does not
  * depend on a common factor). */
-static void side_factors(const struct kd_exl3_work *q, float *side)
+static void side_factors(const struct kd_exl3_work *q, float *left, float *right)
 {
     double sum = 0.0;
     for (int64_t i = 0; i < q->k; i++)
         sum += (double)q->su[i] * (double)q->su[i];
     double unit = sum > 0.0 ? 1.0 / kd_exl3_pow32(sum / (double)q->k, 16) : 0.0;
-    for (int64_t i = 0; i < q->k; i++)
-        side[i] = q->spec->recipe.matched ? (float)((double)q->su[i] * unit)
-                  : q->su[i] < 0.0f       ? -1.0f
-                                          : 1.0f;
+    for (int64_t i = 0; i < q->k; i++) {
+        right[i] = q->spec->recipe.matched ? (float)((double)q->su[i] * unit)
+                   : q->su[i] < 0.0f       ? -1.0f
+                                           : 1.0f;
+        /* The mean diagonal is brought near 1, so that nothing leaves fp32's range. */
+        left[i] = right[i] / (float)(q->mean_diag * (double)q->h->rows);
+    }
 }
 
-static double mean_diagonal(const float *l, int64_t k)
+static float damping_of(const float *diagonal, int64_t k, double damping)
 {
     double sum = 0.0;
     for (int64_t i = 0; i < k; i++)
-        sum += (double)l[i * k + i];
-    return sum / (double)k;
+        sum += (double)diagonal[i];
+    return (float)(damping * (sum / (double)k));
+}
+
+/* U of the damped H in the basis of the codes, into q->l or the device's. */
+static int factor(struct square_job *j, double damping, bool *good, struct kd_err *err)
+{
+    struct kd_exl3_work *q = j->q;
+    if (q->device)
+        return kd_gpu_tensor_square(q->device, j->left, j->right, j->diagonal, err) ||
+                       kd_gpu_tensor_cholesky(q->device, damping_of(j->diagonal, q->k, damping),
+                                              good, err)
+                   ? -1
+                   : 0;
+    kd_pool_run(q->run->pool, q->k, scale_item, j);
+    kd_exl3_hadamard_2d(q->run, q->l, q->k, q->k);
+    for (int64_t i = 0; i < q->k; i++)
+        j->diagonal[i] = q->l[i * q->k + i];
+    float add = damping_of(j->diagonal, q->k, damping);
+    for (int64_t i = 0; i < q->k; i++)
+        q->l[i * q->k + i] += add;
+    *good = !kd_la_cholesky(q->run, q->l, q->k, NULL);
+    return 0;
 }
 
 int kd_exl3_make_l(struct kd_exl3_work *q, int *tries, struct kd_err *err)
 {
     struct square_job j = {.q = q};
-    float *side;
-    if (kd_mem_new(&side, q->k, sizeof *side, "scales", err))
+    if (kd_mem_new(&j.left, 3 * q->k, sizeof *j.left, "scales", err))
         return -1;
-    side_factors(q, side);
-    j.side = side;
+    j.right = j.left + q->k;
+    j.diagonal = j.right + q->k;
+    side_factors(q, j.left, j.right);
     double damping = (double)q->spec->recipe.damping,
            step = 2.0 * (damping > 0.025 ? damping : 0.025);
-    int rc = -1;
-    for (*tries = 1; rc && *tries <= TRIES_MAX; ++*tries, damping += step) {
-        kd_pool_run(q->run->pool, q->k, scale_item, &j);
-        kd_exl3_hadamard_2d(q->run, q->l, q->k, q->k);
-        float add = (float)(damping * mean_diagonal(q->l, q->k));
-        for (int64_t i = 0; i < q->k; i++)
-            q->l[i * q->k + i] += add;
-        rc = kd_la_cholesky(q->run, q->l, q->k, NULL);
-    }
-    *tries = rc ? 0 : *tries - 1;
-    if (!rc)
+    bool good = false;
+    int rc = 0;
+    for (*tries = 1; !rc && !good && *tries <= TRIES_MAX; ++*tries, damping += step)
+        rc = factor(&j, damping, &good, err);
+    *tries = good ? *tries - 1 : 0;
+    if (!rc && good && q->device)
+        rc = kd_gpu_tensor_ldl(q->device, err);
+    else if (good)
         kd_la_block_ldl(q->run, q->l, q->k);
-    kd_mem_free(side);
-    return 0;
+    kd_mem_free(j.left);
+    return rc;
 }
 
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,

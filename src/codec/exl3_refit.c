@@ -33,10 +33,12 @@ static void column_dot_item(void *ctx, int64_t item, int worker)
     memcpy(j->out + j->first + item * COLUMNS, sum, sizeof sum);
 }
 
-/* out[c] = x_c^T H x_c for every column. */
+/* out[c] = x_c^T H x_c for every column of x; with a device x is what it has as q->t. */
 static int column_quads(struct kd_exl3_work *q, const float *x, double *out, struct kd_err *err)
 {
     struct refit_job j = {.q = q, .x = x, .out = out};
+    if (q->device)
+        return kd_gpu_tensor_quads(q->device, out, err);
     if (kd_mem_new(&j.panel, q->k * PANEL, sizeof *j.panel, "refit", err))
         return -1;
     j.y = j.panel;
@@ -53,10 +55,23 @@ static int column_quads(struct kd_exl3_work *q, const float *x, double *out, str
 }
 
 /* q->r = H W. */
-static void weigh(struct kd_exl3_work *q)
+static int weigh(struct kd_exl3_work *q, struct kd_err *err)
 {
+    if (q->device)
+        return kd_gpu_tensor_weigh(q->device, q->weighed, err);
     memset(q->r, 0, (size_t)(q->k * q->n) * sizeof *q->r);
     kd_la_gemm_tn(q->run, q->h->h, q->k, q->w, q->n, q->k, q->k, q->n, q->r, q->n);
+    return 0;
+}
+
+/* out[c] = sum over rows of q->t[.][c] q->r[.][c]. */
+static int column_dots(struct kd_exl3_work *q, double *out, struct kd_err *err)
+{
+    struct refit_job j = {.q = q, .x = q->t, .y = q->r, .ldy = q->n, .out = out};
+    if (q->device)
+        return kd_gpu_tensor_dots(q->device, out, NULL, err);
+    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
+    return 0;
 }
 
 /* The new scale as fp16 holds it, and what the decoded weights change by; unchanged when unusable.
@@ -86,19 +101,20 @@ static void change_item(void *ctx, int64_t i, int worker)
 static int refit_columns(struct kd_exl3_work *q, struct kd_err *err)
 {
     double *quad = NULL, *dot = NULL;
-    struct refit_job j = {.q = q, .x = q->t, .y = q->r, .ldy = q->n};
+    struct refit_job j = {.q = q};
     int rc = -1;
     if (kd_mem_new(&quad, q->n, sizeof *quad, "refit", err) ||
         kd_mem_new(&dot, q->n, sizeof *dot, "refit", err) ||
         kd_mem_new(&j.change, q->n, sizeof *j.change, "refit", err) ||
-        column_quads(q, q->t, quad, err))
+        column_quads(q, q->t, quad, err) || column_dots(q, dot, err))
         goto out;
-    j.out = dot;
-    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
     for (int64_t c = 0; c < q->n; c++)
         j.change[c] = refit_one(&q->sv[c], dot[c] / quad[c]);
-    kd_pool_run(q->run->pool, q->k, change_item, &j);
     rc = 0;
+    if (q->device)
+        rc = kd_gpu_tensor_stretch(q->device, NULL, j.change, err);
+    else
+        kd_pool_run(q->run->pool, q->k, change_item, &j);
 out:
     kd_mem_free(quad);
     kd_mem_free(dot);
@@ -128,11 +144,16 @@ static void system_item(void *ctx, int64_t i, int worker)
     j->row[i] = dot;
 }
 
-/* q->l = (Q Q^T) o H + 1e-6 mean diagonal; row = rowsum(Q o (H W)). */
-static int row_system(struct kd_exl3_work *q, double *row, struct kd_err *err)
+/* q->l = (Q Q^T) o H, row = rowsum(Q o (H W)), diagonal = q->l's. */
+static int row_system(struct kd_exl3_work *q, float *diagonal, double *row, struct kd_err *err)
 {
     int64_t k = q->k;
     struct refit_job j = {.q = q, .x = q->t, .row = row};
+    if (q->device)
+        return kd_gpu_tensor_gram(q->device, diagonal, err) ||
+                       kd_gpu_tensor_dots(q->device, NULL, row, err)
+                   ? -1
+                   : 0;
     if (kd_mem_new(&j.panel, STRIP * k, sizeof *j.panel, "refit", err))
         return -1;
     memset(q->l, 0, (size_t)(k * k) * sizeof *q->l);
@@ -143,46 +164,83 @@ static int row_system(struct kd_exl3_work *q, double *row, struct kd_err *err)
     }
     kd_mem_free(j.panel);
     kd_pool_run(q->run->pool, k, system_item, &j);
-    double mean = 0.0;
     for (int64_t i = 0; i < k; i++)
-        mean += (double)q->l[i * k + i];
-    float add = (float)(1e-6 * mean / (double)k);
-    for (int64_t i = 0; i < k; i++)
-        q->l[i * k + i] += add;
+        diagonal[i] = q->l[i * k + i];
+    return 0;
+}
+
+/* rhs <- (q->l + add I)^-1 rhs; *good false: too singular. */
+static int solve(struct kd_exl3_work *q, float add, float *rhs, bool *good, struct kd_err *err)
+{
+    int64_t k = q->k;
+    float *u;
+    if (!q->device) {
+        for (int64_t i = 0; i < k; i++)
+            q->l[i * k + i] += add;
+        *good = !kd_la_solve(q->run, q->l, k, rhs, NULL);
+        return 0;
+    }
+    if (kd_gpu_tensor_cholesky(q->device, add, good, err))
+        return -1;
+    if (!*good)
+        return 0;
+    if (kd_mem_new(&u, k * k, sizeof *u, "refit", err))
+        return -1;
+    int rc = kd_gpu_tensor_get(q->device, KD_GPU_L, u, err);
+    if (!rc)
+        kd_la_solve_factored(q->run, u, k, rhs);
+    kd_mem_free(u);
+    return rc;
+}
+
+/* Row i of q->t times change[i]. */
+static int change_rows(struct kd_exl3_work *q, const float *change, struct kd_err *err)
+{
+    if (q->device)
+        return kd_gpu_tensor_stretch(q->device, change, NULL, err);
+    for (int64_t i = 0; i < q->k; i++)
+        for (int64_t c = 0; c < q->n && change[i] != 1.0f; c++)
+            q->t[i * q->n + c] *= change[i];
     return 0;
 }
 
 static int refit_rows(struct kd_exl3_work *q, struct kd_err *err)
 {
-    int64_t k = q->k, n = q->n;
-    double *row = NULL;
-    float *rhs = NULL;
+    int64_t k = q->k;
+    double *row = NULL, mean = 0.0;
+    float *rhs = NULL, *diagonal = NULL;
+    bool good;
     int rc = -1;
     if (kd_mem_new(&row, k, sizeof *row, "refit", err) ||
-        kd_mem_new(&rhs, k, sizeof *rhs, "refit", err) || row_system(q, row, err))
+        kd_mem_new(&rhs, k, sizeof *rhs, "refit", err) ||
+        kd_mem_new(&diagonal, k, sizeof *diagonal, "refit", err) ||
+        row_system(q, diagonal, row, err))
         goto out;
+    for (int64_t i = 0; i < k; i++)
+        mean += (double)diagonal[i];
+    float add = (float)(1e-6 * mean / (double)k);
     /* A row without weights or activations keeps its scale. */
     for (int64_t i = 0; i < k; i++)
-        rhs[i] = q->su[i] == 0.0f || q->h->h[i * k + i] == 0.0f ? q->l[i * k + i] : (float)row[i];
+        rhs[i] = q->su[i] == 0.0f || q->h->h[i * k + i] == 0.0f ? diagonal[i] + add : (float)row[i];
     /* Too singular a system, or a scale that would turn round: all stay as they are. */
-    bool good = !kd_la_solve(q->run, q->l, k, rhs, NULL);
+    if (solve(q, add, rhs, &good, err))
+        goto out;
     for (int64_t i = 0; i < k && good; i++)
         good = isfinite(rhs[i]) && rhs[i] > 0.0f;
-    for (int64_t i = 0; i < k && good; i++) {
-        float change = refit_one(&q->su[i], (double)rhs[i]);
-        for (int64_t c = 0; c < n && change != 1.0f; c++)
-            q->t[i * n + c] *= change;
-    }
-    rc = 0;
+    for (int64_t i = 0; i < k && good; i++)
+        rhs[i] = refit_one(&q->su[i], (double)rhs[i]);
+    rc = good ? change_rows(q, rhs, err) : 0;
 out:
     kd_mem_free(row);
     kd_mem_free(rhs);
+    kd_mem_free(diagonal);
     return rc;
 }
 
 int kd_exl3_refit(struct kd_exl3_work *q, struct kd_err *err)
 {
-    weigh(q);
+    if (weigh(q, err))
+        return -1;
     for (int round = 0; round < ROUNDS; round++)
         if (refit_columns(q, err) || refit_rows(q, err))
             return -1;
@@ -209,6 +267,8 @@ int kd_exl3_figures(struct kd_exl3_work *q, bool refitted, struct kd_quant_out *
                     struct kd_err *err)
 {
     int64_t count = q->k * q->n;
+    if (q->device && kd_gpu_tensor_get(q->device, KD_GPU_VALUES, q->t, err))
+        return -1;
     for (int64_t i = 0; i < count; i++)
         q->t[i] = q->w[i] - q->t[i];
     double power = squares(q->w, count);
@@ -216,17 +276,19 @@ int kd_exl3_figures(struct kd_exl3_work *q, bool refitted, struct kd_quant_out *
     out->proxy = -1.0;
     if (!q->h)
         return 0;
-    if (!refitted)
-        weigh(q);
+    if (!refitted && weigh(q, err))
+        return -1;
     double *sums;
     if (kd_mem_new(&sums, q->n, sizeof *sums, "error figures", err))
         return -1;
     struct refit_job j = {.q = q, .x = q->w, .y = q->r, .ldy = q->n, .out = sums};
-    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
-    double whole = sum_of(sums, q->n);
-    int rc = column_quads(q, q->t, sums, err);
+    if (!q->device)
+        kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
+    double whole = sum_of(q->device ? q->weighed : sums, q->n);
+    int rc = (q->device && kd_gpu_tensor_put(q->device, KD_GPU_VALUES, q->t, err)) ||
+             column_quads(q, q->t, sums, err);
     if (!rc)
         out->proxy = whole > 0.0 ? sum_of(sums, q->n) / whole : 0.0;
     kd_mem_free(sums);
-    return rc;
+    return rc ? -1 : 0;
 }

@@ -18,7 +18,7 @@ struct kd_exl3_work {
     bool zero;                /* W is all zero */
     float *w;                 /* [k][n] the weights */
     float *t;       /* [k][n] rotated targets; after LDLQ the codes' values; then decoded W */
-    float *r;       /* [k][n] rotated weights; then H W */
+    float *r;       /* [k][n] rotated weights; then H W; NULL with a device */
     float *l;       /* [k][k] L, then scratch of the refit; NULL where neither is needed */
     float *su, *sv; /* [k], [n] */
     double *row_ms; /* [k] mean square of the rows of W diag(1/sv) */
@@ -27,7 +27,8 @@ struct kd_exl3_work {
     float *targets;        /* GROUP tiles a worker, ring order */
     uint16_t *states;      /* likewise */
     uint8_t *codes;
-    struct kd_gpu_tensor *device; /* NULL: searches run here */
+    struct kd_gpu_tensor *device; /* has t, r and l, and a copy of w and H; NULL: all runs here */
+    double *weighed;              /* [n] with a device: column sums of W o (H W) */
 };
 
 /* Most tiles of one item of work. */
@@ -65,8 +66,10 @@ int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_e
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states);
 
-/* exl3_device.c: the same on a device. */
+/* exl3_device.c: q->device where the run has an encoder, with the weights and H. Then of rotate
+ * (out may be NULL: nothing comes back) and LDLQ. */
 int kd_exl3_device_open(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
+int kd_exl3_device_rotate(struct kd_exl3_work *q, float *out, struct kd_err *err) KD_MUST;
 int kd_exl3_device_ldlq(struct kd_exl3_work *q, bool feedback, double *mse,
                         struct kd_err *err) KD_MUST;
 

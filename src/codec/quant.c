@@ -41,6 +41,7 @@ static void work_release(struct kd_exl3_work *q)
     kd_mem_free(q->su);
     kd_mem_free(q->sv);
     kd_mem_free(q->row_ms);
+    kd_mem_free(q->weighed);
     kd_mem_free(q->targets);
     kd_mem_free(q->states);
 }
@@ -50,16 +51,18 @@ static int work_open(struct kd_exl3_work *q, struct kd_err *err)
     const char *what = "quantizing a tensor";
     int64_t threads = kd_pool_threads(q->run->pool),
             group = threads * KD_EXL3_GROUP * KD_TILE_WEIGHTS;
-    bool square = q->h && (q->spec->recipe.feedback || q->spec->recipe.refit);
-    if (q->run->encoder)
-        threads = group = 0; /* searches run there */
+    bool here = !q->run->encoder;
+    bool square = here && q->h && (q->spec->recipe.feedback || q->spec->recipe.refit);
+    if (!here)
+        threads = group = 0;
     if (kd_mem_new(&q->w, q->k * q->n, sizeof *q->w, what, err) ||
         kd_mem_new(&q->t, q->k * q->n, sizeof *q->t, what, err) ||
-        kd_mem_new(&q->r, q->k * q->n, sizeof *q->r, what, err) ||
+        kd_mem_new(&q->r, here ? q->k * q->n : 0, sizeof *q->r, what, err) ||
         kd_mem_new(&q->l, square ? q->k * q->k : 0, sizeof *q->l, what, err) ||
         kd_mem_new(&q->su, q->k, sizeof *q->su, what, err) ||
         kd_mem_new(&q->sv, q->n, sizeof *q->sv, what, err) ||
         kd_mem_new(&q->row_ms, q->k, sizeof *q->row_ms, what, err) ||
+        kd_mem_new(&q->weighed, here ? 0 : q->n, sizeof *q->weighed, what, err) ||
         kd_mem_new(&q->targets, group, sizeof *q->targets, what, err) ||
         kd_mem_new(&q->states, group, sizeof *q->states, what, err) ||
         kd_mem_zero(&q->search_scratch, threads, sizeof *q->search_scratch, what, err))
@@ -67,6 +70,15 @@ static int work_open(struct kd_exl3_work *q, struct kd_err *err)
     for (int64_t i = 0; i < threads; i++)
         if (kd_mem_new(&q->search_scratch[i], 1, (int64_t)kd_trellis_scratch_bytes(), what, err))
             return -1;
+    return 0;
+}
+
+/* The rotated weights: in out, or on the device (out NULL: only there). */
+static int rotate(struct kd_exl3_work *q, float *out, struct kd_err *err)
+{
+    if (q->device)
+        return kd_exl3_device_rotate(q, out, err);
+    kd_exl3_rotate(q, out);
     return 0;
 }
 
@@ -90,18 +102,22 @@ static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_er
     if (q->zero) {
         scale = 1.0;
     } else if (!(scale > 0.0)) {
-        kd_exl3_rotate(q, q->t);
-        if (kd_exl3_scale_search(q, drift, &scale, err))
+        if (rotate(q, q->t, err) || kd_exl3_scale_search(q, drift, &scale, err))
             return -1;
     }
     out->scale = (float)scale;
     if (kd_exl3_round_scales(q, (double)out->scale, err))
         return -1;
-    kd_exl3_rotate(q, q->r);
-    memcpy(q->t, q->r, (size_t)(q->k * q->n) * sizeof *q->t);
+    if (rotate(q, q->r, err))
+        return -1;
+    if (!q->device)
+        memcpy(q->t, q->r, (size_t)(q->k * q->n) * sizeof *q->t);
     if (kd_exl3_ldlq(q, feedback, &out->mse, err))
         return -1;
-    kd_exl3_unrotate(q, q->t);
+    if (!q->device)
+        kd_exl3_unrotate(q, q->t);
+    else if (kd_gpu_tensor_unrotate(q->device, q->su, q->sv, err))
+        return -1;
     bool refit = q->h && recipe->refit && !q->zero;
     if (refit && kd_exl3_refit(q, err))
         return -1;

@@ -1,10 +1,6 @@
 /* Encoding on devices: tensors and their memory, and one thread a device that searches the tiles of
  * all tensors in rounds. A round is queued while the one before it runs, so the host never stands
  * between two rounds; a job joins with the next round that is queued and leaves with its last. */
-extern "C" {
-#include "gpu/encode.h"
-}
-
 #include "gpu/encode.cuh"
 #include "gpu/search.cuh"
 #include "gpu/tn.cuh"
@@ -22,16 +18,6 @@ enum {
     TARGETS_SHARED = (KD_ENCODE_SPAN * KD_TILE + KD_TILE * (KD_ENCODE_COLUMNS + 1)) * 4,
     VALUES_SHARED =
         KD_ENCODE_GROUP * KD_TILE_WEIGHTS * (8 + 2) + KD_TILE * (KD_ENCODE_GROUP * KD_TILE + 1) * 4
-};
-
-struct kd_encode_job {
-    struct kd_encode_job *next;
-    struct kd_gpu_tensor *t;
-    bool scale, feedback, done;
-    int64_t row; /* LDLQ: of the next row of tiles */
-    struct kd_encode_part part;
-    int64_t items; /* scale search: all of them */
-    int rc;
 };
 
 struct kd_encode_turn {
@@ -68,27 +54,6 @@ struct kd_gpu_encoder {
     struct kd_encode_device dev[KD_GPU_ENCODE_DEVICES];
 };
 
-struct kd_gpu_tensor {
-    struct kd_encode_device *dev;
-    struct kd_gpu_tensor_shape shape;
-    cudaStream_t stream;
-    int64_t bytes;
-    unsigned char *memory;
-    float *l, *r, *t, *e, *sample;
-    uint8_t *codes;
-    double *sum, *scale;
-};
-
-static int64_t most(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- the rounds ---- */
 
 static bool same_search(const struct kd_encode_job *a, const struct kd_encode_job *b)
@@ -100,7 +65,7 @@ static bool same_search(const struct kd_encode_job *a, const struct kd_encode_jo
 
 static int64_t tiles_of(const struct kd_encode_job *j)
 {
-    return j->scale ? least(j->items - j->part.item, SCALE_ITEMS) * KD_ENCODE_GROUP
+    return j->scale ? kd_least64(j->items - j->part.item, SCALE_ITEMS) * KD_ENCODE_GROUP
                     : j->part.n / KD_TILE;
 }
 
@@ -342,7 +307,7 @@ static int step(struct kd_encode_device *d, struct kd_err *err)
         struct kd_encode_turn *r = &d->turn_of[d->made % ROUNDS];
         int64_t widest = ROUND_TILES;
         for (const struct kd_encode_job *j = d->active; j; j = j->next)
-            widest = most(widest, tiles_of(j));
+            widest = kd_most64(widest, tiles_of(j));
         pthread_mutex_unlock(lock);
         rc = grow(d, widest, err);
         if (!rc) {
@@ -387,7 +352,7 @@ static void *rounds(void *arg)
 }
 
 /* Hands a job in and waits for its end. */
-static int run_job(struct kd_encode_job *j, struct kd_err *err)
+int kd_encode_run(struct kd_encode_job *j, struct kd_err *err)
 {
     struct kd_encode_device *d = j->t->dev;
     pthread_mutex_t *lock = &d->owner->lock;
@@ -460,43 +425,10 @@ static void close_device(struct kd_encode_device *d)
     pthread_cond_destroy(&d->room);
 }
 
-/* ---- tensors ---- */
-
-/* Where the parts of a tensor lie; t NULL: only the size. */
-static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor *t)
-{
-    const int64_t k = s->k, n = s->n, longer = most(k, n) / KD_TILE;
-    const int64_t samples = 4 * longer + 32; /* codec/exl3_scale.c's full sample */
-    const int64_t sizes[] = {
-        s->square ? 4 * k * k : 0,
-        4 * k * n,
-        4 * k * n,
-        4 * KD_ENCODE_SPAN * n,
-        samples * KD_TILE_WEIGHTS * 4,
-        k / KD_TILE * (n / KD_TILE) * kd_rate_tile_bytes(s->rate),
-        8 * most(k / KD_TILE * (n / KD_TILE) / KD_ENCODE_GROUP, KD_GPU_ENCODE_POINTS * samples),
-        8 * KD_GPU_ENCODE_POINTS};
-    enum { PARTS = sizeof sizes / sizeof *sizes };
-    int64_t at[PARTS], all = 0;
-    for (int i = 0; i < PARTS; i++) {
-        at[i] = all;
-        all += (sizes[i] + 255) / 256 * 256;
-    }
-    if (t) {
-        t->l = s->square ? (float *)(t->memory + at[0]) : NULL;
-        t->r = (float *)(t->memory + at[1]);
-        t->t = (float *)(t->memory + at[2]);
-        t->e = (float *)(t->memory + at[3]);
-        t->sample = (float *)(t->memory + at[4]);
-        t->codes = t->memory + at[5];
-        t->sum = (double *)(t->memory + at[6]);
-        t->scale = (double *)(t->memory + at[7]);
-    }
-    return all;
-}
+/* ---- memory ---- */
 
 /* The device with the fewest tensors; memory in the order of asking. */
-static int take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct kd_err *err)
+int kd_encode_take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct kd_err *err)
 {
     int rc = 0;
     pthread_mutex_lock(&e->lock);
@@ -522,8 +454,9 @@ static int take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct k
         } else {
             d->turn++;
             d->used += t->bytes;
-            d->used_most = most(d->used_most, d->used);
+            d->used_most = kd_most64(d->used_most, d->used);
             t->dev = d;
+            t->index = d->gpu->index;
         }
         pthread_cond_broadcast(&d->room);
     }
@@ -531,7 +464,7 @@ static int take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct k
     return rc;
 }
 
-static void give_room(struct kd_gpu_tensor *t)
+void kd_encode_give_room(struct kd_gpu_tensor *t)
 {
     struct kd_encode_device *d = t->dev;
     pthread_mutex_lock(&d->owner->lock);
@@ -539,42 +472,6 @@ static void give_room(struct kd_gpu_tensor *t)
     d->open--;
     pthread_cond_broadcast(&d->room);
     pthread_mutex_unlock(&d->owner->lock);
-}
-
-static int here(const struct kd_gpu_tensor *t, struct kd_err *err)
-{
-    return kd_gpu_failed(cudaSetDevice(t->dev->gpu->index), err, "choosing the device");
-}
-
-static int copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
-                enum cudaMemcpyKind kind, struct kd_err *err)
-{
-    return kd_gpu_failed(cudaMemcpyAsync(to, from, (size_t)bytes, kind, t->stream), err,
-                         "copying between host and device");
-}
-
-static int settle(const struct kd_gpu_tensor *t, struct kd_err *err)
-{
-    return kd_gpu_failed(cudaStreamSynchronize(t->stream), err, "encoding");
-}
-
-static float *part_of(const struct kd_gpu_tensor *t, enum kd_gpu_part p, int64_t *bytes)
-{
-    const int64_t k = t->shape.k, n = t->shape.n;
-    *bytes = 4 * k * (p == KD_GPU_L ? k : n);
-    return p == KD_GPU_L ? t->l : p == KD_GPU_ROTATED ? t->r : t->t;
-}
-
-static struct kd_encode_job job_of(struct kd_gpu_tensor *t)
-{
-    struct kd_encode_job j = {};
-    j.t = t;
-    j.part.rate = t->shape.rate;
-    j.part.cb = t->shape.cb;
-    j.part.k = t->shape.k;
-    j.part.n = t->shape.n;
-    j.part.sum = t->sum;
-    return j;
 }
 
 extern "C" int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count,
@@ -629,7 +526,7 @@ extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_enc
         const struct kd_encode_device *d = &e->dev[i];
         if (!i || d->budget < f->memory_bytes)
             f->memory_bytes = d->budget;
-        f->used_bytes = most(f->used_bytes, d->used_most);
+        f->used_bytes = kd_most64(f->used_bytes, d->used_most);
         f->rounds += d->ended;
         f->tiles += d->tiles;
         f->targets_s += d->seconds[0];
@@ -637,143 +534,4 @@ extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_enc
         f->update_s += d->seconds[2];
     }
     pthread_mutex_unlock(&e->lock);
-}
-
-extern "C" int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s)
-{
-    return lay_out(s, NULL);
-}
-
-extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
-                                  const struct kd_gpu_tensor_shape *s, struct kd_err *err)
-{
-    struct kd_gpu_tensor *t;
-    int lowest, highest;
-
-    *out = NULL;
-    if (s->k < 1 || s->n < 1 || s->k % KD_ENCODE_SPAN || s->n % KD_ENCODE_COLUMNS)
-        return kd_fail(err, KD_EINVAL, "a tensor of %lld x %lld on a device", (long long)s->k,
-                       (long long)s->n);
-    if (kd_mem_zero(&t, 1, sizeof *t, "a tensor on a device", err))
-        return -1;
-    t->shape = *s;
-    t->bytes = lay_out(s, NULL);
-    if (take_room(e, t, err)) {
-        kd_mem_free(t);
-        return -1;
-    }
-    /* What a thread waits for goes before the searches of the others. */
-    if (here(t, err) ||
-        kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") ||
-        kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest), err,
-                      "a stream") ||
-        kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
-                      "device memory for a tensor")) {
-        kd_gpu_tensor_close(t);
-        return -1;
-    }
-    lay_out(s, t);
-    *out = t;
-    return 0;
-}
-
-extern "C" void kd_gpu_tensor_close(struct kd_gpu_tensor *t)
-{
-    if (!t)
-        return;
-    if (!here(t, NULL) && t->stream) {
-        if (t->memory)
-            cudaFreeAsync(t->memory, t->stream);
-        cudaStreamSynchronize(t->stream);
-        cudaStreamDestroy(t->stream);
-    }
-    give_room(t);
-    kd_mem_free(t);
-}
-
-extern "C" int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
-                                 struct kd_err *err)
-{
-    int64_t bytes;
-    float *to = part_of(t, p, &bytes);
-    return here(t, err) || copy(t, to, from, bytes, cudaMemcpyHostToDevice, err) || settle(t, err)
-               ? -1
-               : 0;
-}
-
-extern "C" int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
-                                 struct kd_err *err)
-{
-    int64_t bytes;
-    const float *from = part_of(t, p, &bytes);
-    return here(t, err) || copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err) || settle(t, err)
-               ? -1
-               : 0;
-}
-
-extern "C" int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *l,
-                                  struct kd_err *err)
-{
-    const int64_t k = t->shape.k, n = t->shape.n;
-    const int64_t tiles = k / KD_TILE * (n / KD_TILE), sums = tiles / KD_ENCODE_GROUP;
-    struct kd_encode_job j = job_of(t);
-    double *sum;
-
-    j.feedback = l->feedback && t->l;
-    j.row = k - KD_TILE;
-    j.part.l = j.feedback ? t->l : NULL;
-    j.part.r = t->r;
-    j.part.t = t->t;
-    j.part.e = t->e;
-    j.part.codes = t->codes;
-    if (kd_mem_new(&sum, sums, sizeof *sum, "LDLQ errors", err))
-        return -1;
-    int rc = here(t, err) || copy(t, t->t, t->r, 4 * k * n, cudaMemcpyDeviceToDevice, err) ||
-             settle(t, err) || run_job(&j, err) ||
-             copy(t, l->codes, t->codes, tiles * kd_rate_tile_bytes(t->shape.rate),
-                  cudaMemcpyDeviceToHost, err) ||
-             copy(t, sum, t->sum, 8 * sums, cudaMemcpyDeviceToHost, err) || settle(t, err);
-    /* As the rows were made: from the last one up. */
-    const int64_t across = n / KD_TILE / KD_ENCODE_GROUP;
-    l->sum = 0.0;
-    for (int64_t row = k / KD_TILE - 1; !rc && row >= 0; row--)
-        for (int64_t i = 0; i < across; i++)
-            l->sum += sum[row * across + i];
-    kd_mem_free(sum);
-    return rc ? -1 : 0;
-}
-
-extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *s,
-                                   struct kd_err *err)
-{
-    const int64_t used = (s->tiles + s->stride - 1) / s->stride;
-    struct kd_encode_job j = job_of(t);
-    double *sum;
-
-    if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->tiles < 1 ||
-        s->tiles > 4 * (most(t->shape.k, t->shape.n) / KD_TILE) + 32)
-        return kd_fail(err, KD_EINVAL, "a scale search of %d points over %lld tiles", s->points,
-                       (long long)s->tiles);
-    j.scale = true;
-    j.part.groups = (used + KD_ENCODE_GROUP - 1) / KD_ENCODE_GROUP;
-    j.part.tiles = s->tiles;
-    j.part.stride = s->stride;
-    j.part.sample = t->sample;
-    j.part.scale = t->scale;
-    j.items = s->points * j.part.groups;
-    if (kd_mem_new(&sum, j.items, sizeof *sum, "scale search", err))
-        return -1;
-    int rc = here(t, err) ||
-             copy(t, t->sample, s->sample, s->tiles * KD_TILE_WEIGHTS * 4, cudaMemcpyHostToDevice,
-                  err) ||
-             copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice, err) ||
-             settle(t, err) || run_job(&j, err) ||
-             copy(t, sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost, err) || settle(t, err);
-    for (int i = 0; i < s->points && !rc; i++) {
-        s->sum[i] = 0.0;
-        for (int64_t g = 0; g < j.part.groups; g++)
-            s->sum[i] += sum[i * j.part.groups + g];
-    }
-    kd_mem_free(sum);
-    return rc ? -1 : 0;
 }

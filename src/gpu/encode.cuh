@@ -3,45 +3,11 @@
 #ifndef KD_GPU_ENCODE_CUH
 #define KD_GPU_ENCODE_CUH
 
+#include "gpu/encode_int.cuh"
 #include "gpu/lanes.cuh"
 #include "num/exl3_ring.h"
 
 #include <math.h>
-
-enum {
-    KD_ENCODE_GROUP = 4, /* tiles whose squared errors are one sum */
-    KD_ENCODE_SPAN = 128,
-    KD_ENCODE_COLUMNS = 128, /* of a block of the first kernel */
-    KD_ENCODE_THREADS = 256, /* of the kernels after the search */
-    KD_ENCODE_JOBS = 64      /* in one round */
-};
-
-/* One job's part of a round: a row of tiles, or some items of a scale search. */
-struct kd_encode_part {
-    struct kd_rate rate;
-    enum kd_codebook cb;
-    int32_t block; /* its first block in each kernel */
-    int64_t first; /* its first tile among the round's */
-    int64_t k, n;
-    int64_t row, end; /* rows row..row+15 of a span that ends at `end` */
-    const float *l;   /* NULL: no feedback */
-    const float *r;   /* [k][n] rotated weights */
-    float *t;         /* [k][n] targets, then values */
-    float *e;         /* [SPAN][n] errors of the span */
-    uint8_t *codes;
-    double *sum; /* one of each item */
-    /* scale search */
-    const float *sample;
-    const double *scale;
-    int64_t tiles, stride, groups, item;
-};
-
-struct kd_encode_round {
-    float *target;    /* [tiles][256], ring order */
-    uint16_t *states; /* likewise */
-    int count;
-    struct kd_encode_part part[KD_ENCODE_JOBS];
-};
 
 KD_DEV const kd_encode_part &kd_encode_part_of(const kd_encode_round &q, int block)
 {

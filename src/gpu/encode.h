@@ -5,8 +5,9 @@
  *     kd_gpu_encoder_open(&e, index, count, 0, err);
  *     ... in each thread, for each tensor:
  *     kd_gpu_tensor_open(&t, e, &shape, err);              waits until there is memory for it
- *     kd_gpu_tensor_put(t, KD_GPU_L, l, err);
- *     kd_gpu_tensor_ldlq(t, &job, err);                    waits until it is done
+ *     kd_gpu_tensor_put(t, KD_GPU_WEIGHTS, w, err);
+ *     kd_gpu_tensor_rotate(t, su, sv, err);                every call waits until it is done
+ *     kd_gpu_tensor_ldlq(t, &job, err);
  *     kd_gpu_tensor_close(t);
  *     kd_gpu_encoder_close(e);                             when no tensor is open
  *
@@ -56,15 +57,33 @@ int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
                        const struct kd_gpu_tensor_shape *s, struct kd_err *err) KD_MUST;
 void kd_gpu_tensor_close(struct kd_gpu_tensor *t);
 
+/* Matrices on the device. */
 enum kd_gpu_part {
-    KD_GPU_L,       /* [k][k], of kd_la_block_ldl */
+    KD_GPU_HESSIAN, /* [k][k], whole */
+    KD_GPU_L,       /* [k][k] */
+    KD_GPU_WEIGHTS, /* [k][n] */
     KD_GPU_ROTATED, /* [k][n], the weights in the basis of the codes */
-    KD_GPU_VALUES   /* [k][n], the codes' values in that basis, after LDLQ */
+    KD_GPU_VALUES   /* [k][n], what the codes stand for */
 };
 int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
                       struct kd_err *err) KD_MUST;
 int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
                       struct kd_err *err) KD_MUST;
+
+/* ROTATED = WEIGHTS in the basis of the codes (codec/exl3_basis.c), su [k], sv [n]. */
+int kd_gpu_tensor_rotate(struct kd_gpu_tensor *t, const float *su, const float *sv,
+                         struct kd_err *err) KD_MUST;
+/* VALUES back into the basis of the weights. */
+int kd_gpu_tensor_unrotate(struct kd_gpu_tensor *t, const float *su, const float *sv,
+                           struct kd_err *err) KD_MUST;
+/* L = left HESSIAN right between Hadamards; diagonal [k] out. */
+int kd_gpu_tensor_square(struct kd_gpu_tensor *t, const float *left, const float *right,
+                         float *diagonal, struct kd_err *err) KD_MUST;
+/* L + add I -> its U, as kd_la_cholesky; *good false: not positive definite, L is destroyed. */
+int kd_gpu_tensor_cholesky(struct kd_gpu_tensor *t, float add, bool *good,
+                           struct kd_err *err) KD_MUST;
+/* U in L -> L, as kd_la_block_ldl. */
+int kd_gpu_tensor_ldl(struct kd_gpu_tensor *t, struct kd_err *err) KD_MUST;
 
 /* LDLQ over ROTATED with L (or without feedback) into VALUES and codes. */
 struct kd_gpu_ldlq {
@@ -86,5 +105,20 @@ struct kd_gpu_scale {
 };
 int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *job,
                         struct kd_err *err) KD_MUST;
+
+/* The refit, after LDLQ. Sums are in double, over ascending rows (or columns), as in
+ * codec/exl3_refit.c. */
+/* ROTATED = HESSIAN WEIGHTS; dot[c]: of column c of both. */
+int kd_gpu_tensor_weigh(struct kd_gpu_tensor *t, double *dot, struct kd_err *err) KD_MUST;
+/* quad[c] = x^T HESSIAN x for column c of VALUES. Destroys WEIGHTS, as what follows. */
+int kd_gpu_tensor_quads(struct kd_gpu_tensor *t, double *quad, struct kd_err *err) KD_MUST;
+/* Of VALUES and ROTATED: column[c], or row[i] (the other one NULL). */
+int kd_gpu_tensor_dots(struct kd_gpu_tensor *t, double *column, double *row,
+                       struct kd_err *err) KD_MUST;
+/* VALUES times a factor for each row, or for each column (the other one NULL). */
+int kd_gpu_tensor_stretch(struct kd_gpu_tensor *t, const float *rows, const float *columns,
+                          struct kd_err *err) KD_MUST;
+/* L = (VALUES VALUES^T) o HESSIAN, on and above the diagonal, which goes to diagonal [k]. */
+int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, struct kd_err *err) KD_MUST;
 
 #endif

@@ -79,3 +79,83 @@ int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *job,
     (void)job;
     return no_tensor(err);
 }
+
+int kd_gpu_tensor_rotate(struct kd_gpu_tensor *t, const float *su, const float *sv,
+                         struct kd_err *err)
+{
+    (void)t;
+    (void)su;
+    (void)sv;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_unrotate(struct kd_gpu_tensor *t, const float *su, const float *sv,
+                           struct kd_err *err)
+{
+    (void)t;
+    (void)su;
+    (void)sv;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_square(struct kd_gpu_tensor *t, const float *left, const float *right,
+                         float *diagonal, struct kd_err *err)
+{
+    (void)t;
+    (void)left;
+    (void)right;
+    (void)diagonal;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_cholesky(struct kd_gpu_tensor *t, float add, bool *good, struct kd_err *err)
+{
+    (void)t;
+    (void)add;
+    (void)good;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_ldl(struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    (void)t;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_weigh(struct kd_gpu_tensor *t, double *dot, struct kd_err *err)
+{
+    (void)t;
+    (void)dot;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_quads(struct kd_gpu_tensor *t, double *quad, struct kd_err *err)
+{
+    (void)t;
+    (void)quad;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_dots(struct kd_gpu_tensor *t, double *column, double *row, struct kd_err *err)
+{
+    (void)t;
+    (void)column;
+    (void)row;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_stretch(struct kd_gpu_tensor *t, const float *rows, const float *columns,
+                          struct kd_err *err)
+{
+    (void)t;
+    (void)rows;
+    (void)columns;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, struct kd_err *err)
+{
+    (void)t;
+    (void)diagonal;
+    return no_tensor(err);
+}

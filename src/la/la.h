@@ -27,6 +27,8 @@ int kd_la_cholesky(const struct kd_run *run, float *h, int64_t k, struct kd_err 
 /* h (U of kd_la_cholesky) -> L of the block LDL, block 16, minus I: row-major, lower, diagonal
  * blocks and all above zero (EXL3 4.3). k a multiple of 16. */
 void kd_la_block_ldl(const struct kd_run *run, float *h, int64_t k);
+/* Solves U^T U x = rhs in place; u: the U of kd_la_cholesky. */
+void kd_la_solve_factored(const struct kd_run *run, const float *u, int64_t k, float *rhs);
 /* Solves (symmetric positive definite, k x k, destroyed) * x = rhs in place. */
 int kd_la_solve(const struct kd_run *run, float *h, int64_t k, float *rhs,
                 struct kd_err *err) KD_MUST;

@@ -217,16 +217,21 @@ void kd_la_block_ldl(const struct kd_run *run, float *h, int64_t k)
     kd_pool_run(run->pool, k / SUB, ldl_item, &j);
 }
 
+void kd_la_solve_factored(const struct kd_run *run, const float *u, int64_t k, float *rhs)
+{
+    for (int64_t p = 0; p < k; p++) {
+        rhs[p] /= u[p * k + p];
+        run->kern->axpy(-rhs[p], u + p * k + p + 1, rhs + p + 1, k - p - 1);
+    }
+    for (int64_t p = k - 1; p >= 0; p--)
+        rhs[p] =
+            (rhs[p] - run->kern->dot(u + p * k + p + 1, rhs + p + 1, k - p - 1)) / u[p * k + p];
+}
+
 int kd_la_solve(const struct kd_run *run, float *h, int64_t k, float *rhs, struct kd_err *err)
 {
     if (kd_la_cholesky(run, h, k, err))
         return -1;
-    for (int64_t p = 0; p < k; p++) {
-        rhs[p] /= h[p * k + p];
-        run->kern->axpy(-rhs[p], h + p * k + p + 1, rhs + p + 1, k - p - 1);
-    }
-    for (int64_t p = k - 1; p >= 0; p--)
-        rhs[p] =
-            (rhs[p] - run->kern->dot(h + p * k + p + 1, rhs + p + 1, k - p - 1)) / h[p * k + p];
+    kd_la_solve_factored(run, h, k, rhs);
     return 0;
 }

@@ -2,7 +2,7 @@
  * rates and codebooks, all at once; then speed: products, and LDLQ of tensors of K3's expert size
  * from many lanes against the bare search. Without a device: 77, a skip.
  *
- *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      12 3584 3072, one tensor a lane */
+ *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      12 3584 3072 2 */
 #include "gpu/encode_check.h"
 
 extern "C" {
@@ -14,6 +14,7 @@ extern "C" {
 #include "gpu/tn.cuh"
 
 #include <stdlib.h>
+#include <time.h>
 
 static const struct check_case cases[] = {
     {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
@@ -202,6 +203,77 @@ static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
     return sum;
 }
 
+/* kd_quant_tensor from the Hessian to the figures: every lane its tensors, none but the device and
+ * the lane's own thread at work. The first result is held against the CPU's. */
+static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int tensors)
+{
+    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false};
+    std::vector<struct kd_quant_out> out((size_t)lanes, kd_quant_out());
+    std::vector<double> busy((size_t)lanes);
+    std::vector<std::thread> threads;
+    std::vector<int> bad((size_t)lanes);
+    struct kd_gpu_encoder_facts f;
+    struct kd_gpu_encoder *e;
+    struct check_tensor t;
+    struct kd_err err;
+    const int index = 0;
+    double used = 0;
+    int sum = 0;
+
+    if (check_make(&t, c, cpu, 77) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
+        return 1;
+    const double began = kd_clock_s();
+    for (int i = 0; i < lanes; i++)
+        threads.emplace_back([&, i] {
+            struct kd_run run = {cpu->kern, NULL, e};
+            struct kd_quant_spec spec = t.spec;
+            struct kd_err why;
+            for (int b = 0; b < tensors && !bad[(size_t)i]; b++) {
+                spec.seed = t.spec.seed + (uint64_t)(i * tensors + b);
+                kd_quant_release(&out[(size_t)i]);
+                if (kd_quant_tensor(&run, &t.mat, &t.h, &spec, &out[(size_t)i], &why)) {
+                    check_complain(&why);
+                    bad[(size_t)i] = 1;
+                }
+            }
+            struct timespec now;
+            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+            busy[(size_t)i] = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+        });
+    for (std::thread &x : threads)
+        x.join();
+    const double wall = kd_clock_s() - began, count = (double)lanes * tensors;
+    const double tiles = count * (double)(k / 16 * (n / 16));
+    kd_gpu_encoder_facts(e, &f);
+    kd_gpu_encoder_close(e);
+    for (double x : busy)
+        used += x;
+    printf("quantizing %lld x %lld, K=2, %d lanes: %.0f tensors in %.3f s, %.0f tiles/s (%.0f with "
+           "the scale searches); %.0f tiles a round; CPU %.2f s a tensor; %lld MiB of the device\n"
+           "device: rounds %.2f s, of it before the search %.2f %%, after it %.2f %%\n",
+           (long long)n, (long long)k, lanes, count, wall, tiles / wall, (double)f.tiles / wall,
+           (double)f.tiles / (double)f.rounds, used / count, (long long)(f.used_bytes >> 20),
+           f.targets_s + f.search_s + f.update_s,
+           100 * f.targets_s / (f.targets_s + f.search_s + f.update_s),
+           100 * f.update_s / (f.targets_s + f.search_s + f.update_s));
+    t.spec.seed += (uint64_t)(tensors - 1);
+    const double cpu_began = kd_clock_s();
+    if (bad[0] || check_quantize(&t, cpu, &t.want, &err)) {
+        sum = 1;
+    } else {
+        const char *what = check_differs(&t.want, &out[0]);
+        printf("the CPU made one in %.2f s: %s\n", kd_clock_s() - cpu_began,
+               what ? what : "the same bytes");
+        sum += what != NULL;
+        check_free(&t);
+    }
+    for (int i = 0; i < lanes; i++) {
+        sum += bad[(size_t)i];
+        kd_quant_release(&out[(size_t)i]);
+    }
+    return sum;
+}
+
 int main(int argc, char **argv)
 {
     const int lanes = argc > 1 ? atoi(argv[1]) : 12;
@@ -226,7 +298,8 @@ int main(int argc, char **argv)
     bad += check_all(&cpu, e, cases, CASES);
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);
-    bad += ldlq(lanes, k, n, argc > 4 ? atoi(argv[4]) : 1);
+    bad += ldlq(lanes, k, n, 1);
+    bad += whole(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 2);
     kd_pool_close(pool);
     return bad != 0;
 }

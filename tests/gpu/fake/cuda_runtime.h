@@ -18,6 +18,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice
 };
 enum { cudaStreamNonBlocking = 1, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold };
 
 typedef struct kd_fake_stream *cudaStream_t;
@@ -129,6 +130,10 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t)
 {
     return kd_fake_call();
+}
+static inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int)
+{
+    return cudaSuccess;
 }
 static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 {

@@ -1,0 +1,96 @@
+/* A tensor's side of encoding, shared by encode.cu (rounds, memory) and encode_la.cu. */
+#ifndef KD_GPU_ENCODE_INT_CUH
+#define KD_GPU_ENCODE_INT_CUH
+
+extern "C" {
+#include "gpu/encode.h"
+}
+#include "gpu/device.cuh"
+
+static inline int64_t kd_most64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t kd_least64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+enum {
+    KD_ENCODE_GROUP = 4, /* tiles whose squared errors are one sum */
+    KD_ENCODE_SPAN = 128,
+    KD_ENCODE_COLUMNS = 128, /* of a block of the first kernel */
+    KD_ENCODE_THREADS = 256, /* of the kernels after the search */
+    KD_ENCODE_JOBS = 64      /* in one round */
+};
+
+/* One job's part of a round: a row of tiles, or some items of a scale search. */
+struct kd_encode_part {
+    struct kd_rate rate;
+    enum kd_codebook cb;
+    int32_t block; /* its first block in each kernel */
+    int64_t first; /* its first tile among the round's */
+    int64_t k, n;
+    int64_t row, end; /* rows row..row+15 of a span that ends at `end` */
+    const float *l;   /* NULL: no feedback */
+    const float *r;   /* [k][n] rotated weights */
+    float *t;         /* [k][n] targets, then values */
+    float *e;         /* [SPAN][n] errors of the span */
+    uint8_t *codes;
+    double *sum; /* one of each item */
+    /* scale search */
+    const float *sample;
+    const double *scale;
+    int64_t tiles, stride, groups, item;
+};
+
+struct kd_encode_round {
+    float *target;    /* [tiles][256], ring order */
+    uint16_t *states; /* likewise */
+    int count;
+    struct kd_encode_part part[KD_ENCODE_JOBS];
+};
+
+struct kd_encode_device;
+
+struct kd_gpu_tensor {
+    struct kd_encode_device *dev;
+    int index; /* of the device */
+    struct kd_gpu_tensor_shape shape;
+    cudaStream_t stream;
+    int64_t bytes;
+    unsigned char *memory;
+    float *h, *l;            /* [k][k], NULL unless square */
+    float *w, *r, *t;        /* [k][n]: kd_gpu_part */
+    float *e, *left, *right; /* [128][n]; [longest of k, n] */
+    float *sample;
+    uint8_t *codes;
+    double *sum, *scale;
+    int32_t *bad; /* see kd_la_diagonal */
+};
+
+struct kd_encode_job {
+    struct kd_encode_job *next;
+    struct kd_gpu_tensor *t;
+    bool scale, feedback, done;
+    int64_t row; /* LDLQ: of the next row of tiles */
+    struct kd_encode_part part;
+    int64_t items; /* scale search: all of them */
+    int rc;
+};
+
+/* Hands a job in and waits for its end. */
+int kd_encode_run(struct kd_encode_job *j, struct kd_err *err);
+/* t->bytes of a device, which becomes t's; waits. */
+int kd_encode_take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct kd_err *err);
+void kd_encode_give_room(struct kd_gpu_tensor *t);
+
+/* The calling thread speaks to the tensor's device from here on. */
+int kd_gpu_tensor_here(const struct kd_gpu_tensor *t, struct kd_err *err);
+int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
+                       enum cudaMemcpyKind kind, struct kd_err *err);
+/* Waits for all that was asked of it. */
+int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err);
+
+#endif

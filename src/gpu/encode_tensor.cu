@@ -1,0 +1,231 @@
+/* A tensor on a device: where its parts lie, copies, and its jobs for the rounds. */
+#include "gpu/encode_int.cuh"
+
+/* Where the parts of a tensor lie; t NULL: only the size. */
+static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor *t)
+{
+    const int64_t k = s->k, n = s->n, longer = kd_most64(k, n) / KD_TILE;
+    const int64_t samples = 4 * longer + 32; /* codec/exl3_scale.c's full sample */
+    const int64_t square = s->square ? 4 * k * k : 0, matrix = 4 * k * n;
+    const int64_t sums =
+        kd_most64(k / KD_TILE * (n / KD_TILE) / KD_ENCODE_GROUP, KD_GPU_ENCODE_POINTS * samples);
+    void *at[13];
+    const int64_t sizes[13] = {square,
+                               square,
+                               matrix,
+                               matrix,
+                               matrix,
+                               4 * KD_ENCODE_SPAN * n,
+                               4 * kd_most64(k, n),
+                               4 * kd_most64(k, n),
+                               samples * KD_TILE_WEIGHTS * 4,
+                               k / KD_TILE * (n / KD_TILE) * kd_rate_tile_bytes(s->rate),
+                               8 * kd_most64(sums, kd_most64(k, n)),
+                               8 * KD_GPU_ENCODE_POINTS,
+                               4};
+    int64_t all = 0;
+    for (int i = 0; i < 13; i++) {
+        at[i] = t && sizes[i] ? t->memory + all : NULL;
+        all += (sizes[i] + 255) / 256 * 256;
+    }
+    if (t) {
+        t->h = (float *)at[0];
+        t->l = (float *)at[1];
+        t->w = (float *)at[2];
+        t->r = (float *)at[3];
+        t->t = (float *)at[4];
+        t->e = (float *)at[5];
+        t->left = (float *)at[6];
+        t->right = (float *)at[7];
+        t->sample = (float *)at[8];
+        t->codes = (uint8_t *)at[9];
+        t->sum = (double *)at[10];
+        t->scale = (double *)at[11];
+        t->bad = (int32_t *)at[12];
+    }
+    return all;
+}
+
+int kd_gpu_tensor_here(const struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaSetDevice(t->index), err, "choosing the device");
+}
+
+int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
+                       enum cudaMemcpyKind kind, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaMemcpyAsync(to, from, (size_t)bytes, kind, t->stream), err,
+                         "copying between host and device");
+}
+
+int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    return kd_gpu_failed(cudaStreamSynchronize(t->stream), err, "encoding");
+}
+
+static float *part_of(const struct kd_gpu_tensor *t, enum kd_gpu_part p, int64_t *bytes)
+{
+    const int64_t k = t->shape.k, n = t->shape.n;
+    float *const at[] = {t->h, t->l, t->w, t->r, t->t};
+    *bytes = 4 * k * (p == KD_GPU_HESSIAN || p == KD_GPU_L ? k : n);
+    return at[p];
+}
+
+static struct kd_encode_job job_of(struct kd_gpu_tensor *t)
+{
+    struct kd_encode_job j = {};
+    j.t = t;
+    j.part.rate = t->shape.rate;
+    j.part.cb = t->shape.cb;
+    j.part.k = t->shape.k;
+    j.part.n = t->shape.n;
+    j.part.sum = t->sum;
+    return j;
+}
+
+extern "C" int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s)
+{
+    return lay_out(s, NULL);
+}
+
+extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
+                                  const struct kd_gpu_tensor_shape *s, struct kd_err *err)
+{
+    struct kd_gpu_tensor *t;
+    int lowest, highest;
+
+    *out = NULL;
+    if (s->k < 1 || s->n < 1 || s->k % KD_ENCODE_SPAN || s->n % KD_ENCODE_COLUMNS)
+        return kd_fail(err, KD_EINVAL, "a tensor of %lld x %lld on a device", (long long)s->k,
+                       (long long)s->n);
+    if (kd_mem_zero(&t, 1, sizeof *t, "a tensor on a device", err))
+        return -1;
+    t->shape = *s;
+    t->bytes = lay_out(s, NULL);
+    if (kd_encode_take_room(e, t, err)) {
+        kd_mem_free(t);
+        return -1;
+    }
+    /* What a thread waits for goes before the searches of the others. */
+    if (kd_gpu_tensor_here(t, err) ||
+        kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") ||
+        kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest), err,
+                      "a stream") ||
+        kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
+                      "device memory for a tensor")) {
+        kd_gpu_tensor_close(t);
+        return -1;
+    }
+    lay_out(s, t);
+    *out = t;
+    return 0;
+}
+
+extern "C" void kd_gpu_tensor_close(struct kd_gpu_tensor *t)
+{
+    if (!t)
+        return;
+    if (!kd_gpu_tensor_here(t, NULL) && t->stream) {
+        if (t->memory)
+            cudaFreeAsync(t->memory, t->stream);
+        cudaStreamSynchronize(t->stream);
+        cudaStreamDestroy(t->stream);
+    }
+    kd_encode_give_room(t);
+    kd_mem_free(t);
+}
+
+extern "C" int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
+                                 struct kd_err *err)
+{
+    int64_t bytes;
+    float *to = part_of(t, p, &bytes);
+    return kd_gpu_tensor_here(t, err) ||
+                   kd_gpu_tensor_copy(t, to, from, bytes, cudaMemcpyHostToDevice, err) ||
+                   kd_gpu_tensor_settle(t, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
+                                 struct kd_err *err)
+{
+    int64_t bytes;
+    const float *from = part_of(t, p, &bytes);
+    return kd_gpu_tensor_here(t, err) ||
+                   kd_gpu_tensor_copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err) ||
+                   kd_gpu_tensor_settle(t, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *l,
+                                  struct kd_err *err)
+{
+    const int64_t k = t->shape.k, n = t->shape.n;
+    const int64_t tiles = k / KD_TILE * (n / KD_TILE), sums = tiles / KD_ENCODE_GROUP;
+    struct kd_encode_job j = job_of(t);
+    double *sum;
+
+    j.feedback = l->feedback && t->l;
+    j.row = k - KD_TILE;
+    j.part.l = j.feedback ? t->l : NULL;
+    j.part.r = t->r;
+    j.part.t = t->t;
+    j.part.e = t->e;
+    j.part.codes = t->codes;
+    if (kd_mem_new(&sum, sums, sizeof *sum, "LDLQ errors", err))
+        return -1;
+    int rc = kd_gpu_tensor_here(t, err) ||
+             kd_gpu_tensor_copy(t, t->t, t->r, 4 * k * n, cudaMemcpyDeviceToDevice, err) ||
+             kd_gpu_tensor_settle(t, err) || kd_encode_run(&j, err) ||
+             kd_gpu_tensor_copy(t, l->codes, t->codes, tiles * kd_rate_tile_bytes(t->shape.rate),
+                                cudaMemcpyDeviceToHost, err) ||
+             kd_gpu_tensor_copy(t, sum, t->sum, 8 * sums, cudaMemcpyDeviceToHost, err) ||
+             kd_gpu_tensor_settle(t, err);
+    /* As the rows were made: from the last one up. */
+    const int64_t across = n / KD_TILE / KD_ENCODE_GROUP;
+    l->sum = 0.0;
+    for (int64_t row = k / KD_TILE - 1; !rc && row >= 0; row--)
+        for (int64_t i = 0; i < across; i++)
+            l->sum += sum[row * across + i];
+    kd_mem_free(sum);
+    return rc ? -1 : 0;
+}
+
+extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *s,
+                                   struct kd_err *err)
+{
+    const int64_t used = (s->tiles + s->stride - 1) / s->stride;
+    struct kd_encode_job j = job_of(t);
+    double *sum;
+
+    if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->tiles < 1 ||
+        s->tiles > 4 * (kd_most64(t->shape.k, t->shape.n) / KD_TILE) + 32)
+        return kd_fail(err, KD_EINVAL, "a scale search of %d points over %lld tiles", s->points,
+                       (long long)s->tiles);
+    j.scale = true;
+    j.part.groups = (used + KD_ENCODE_GROUP - 1) / KD_ENCODE_GROUP;
+    j.part.tiles = s->tiles;
+    j.part.stride = s->stride;
+    j.part.sample = t->sample;
+    j.part.scale = t->scale;
+    j.items = s->points * j.part.groups;
+    if (kd_mem_new(&sum, j.items, sizeof *sum, "scale search", err))
+        return -1;
+    int rc =
+        kd_gpu_tensor_here(t, err) ||
+        kd_gpu_tensor_copy(t, t->sample, s->sample, s->tiles * KD_TILE_WEIGHTS * 4,
+                           cudaMemcpyHostToDevice, err) ||
+        kd_gpu_tensor_copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice, err) ||
+        kd_gpu_tensor_settle(t, err) || kd_encode_run(&j, err) ||
+        kd_gpu_tensor_copy(t, sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost, err) ||
+        kd_gpu_tensor_settle(t, err);
+    for (int i = 0; i < s->points && !rc; i++) {
+        s->sum[i] = 0.0;
+        for (int64_t g = 0; g < j.part.groups; g++)
+            s->sum[i] += sum[i * j.part.groups + g];
+    }
+    kd_mem_free(sum);
+    return rc ? -1 : 0;
+}
