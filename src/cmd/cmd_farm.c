@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 static struct {
-    const char *url, *listen, *names, *ledger, *html, *worker;
+    const char *url, *listen, *names, *ledger, *share, *html, *worker;
     int64_t tokens, more, from_layer;
     double watch;
     bool json;
-} o = {.listen = "0.0.0.0", .names = "", .ledger = "", .tokens = 16, .from_layer = -1};
+} o = {.listen = "0.0.0.0", .names = "", .ledger = "", .share = "", .tokens = 16, .from_layer = -1};
 
 static const struct kd_opt opts[] = {
     {"farm", 'f', KD_OPT_STR, &o.url, "URL", "init: the https address that workers will call"},
@@ -24,6 +24,9 @@ static const struct kd_opt opts[] = {
      "init: more host names and addresses of this machine, for its certificate"},
     {"ledger", 0, KD_OPT_STR, &o.ledger, "CONNINFO",
      "init: a PostgreSQL server for the ledger, as libpq takes it (SQLite beside the conversion)"},
+    {"share", 0, KD_OPT_STR, &o.share, "DIR",
+     "init: a folder that this machine and the workers see (NFS): inputs and results go through it "
+     "(all by HTTPS)"},
     {"tokens", 0, KD_OPT_INT, &o.tokens, "N", "init: join tokens, one a worker (16)", .min = 1,
      .max = KD_HOME_TOKENS_MAX},
     {"more", 0, KD_OPT_INT, &o.more, "N", "init: N new tokens for a farm that is there", .min = 1,
@@ -164,7 +167,8 @@ static int init(const char *dir, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE,
                        "--farm URL is needed: the address of this machine that workers will call, "
                        "such as https://gb300:7420");
-    if (kd_home_init(dir, o.url, o.listen, o.names, o.ledger, (int)o.tokens, err))
+    struct kd_home_wish w = {o.url, o.listen, o.names, o.ledger, o.share, (int)o.tokens};
+    if (kd_home_init(dir, &w, err))
         return -1;
     printf("%s: a farm at %s, ledger in %s\n"
            "give %s/worker.join to the workers:  kondense worker --join worker.join\n"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static struct {
-    const char *url, *join, *dir, *name, *source, *device;
+    const char *url, *join, *dir, *name, *source, *share, *device;
     int64_t threads, memory;
     double away;
     bool stay, quiet;
@@ -25,6 +25,9 @@ static const struct kd_opt opts[] = {
     {"device", 0, KD_OPT_STR, &o.device, "cpu", "what encodes (cpu)", .choices = "cpu"},
     {"source", 0, KD_OPT_STR, &o.source, "SRC",
      "own copy of the checkpoint: weights are read there when their digest is right"},
+    {"share", 0, KD_OPT_STR, &o.share, "DIR",
+     "the farm's shared folder, where it has another path here; none: all by HTTPS (the join "
+     "file's)"},
     {"memory", 0, KD_OPT_SIZE, &o.memory, "BYTES", "for weights that wait their turn (512M)"},
     {"stay", 0, KD_OPT_FLAG, &o.stay, NULL, "after a conversion's end wait for the next one"},
     {"away", 0, KD_OPT_NUM, &o.away, "S",
@@ -94,6 +97,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                                .join_file = o.join,
                                .dir = o.dir ? o.dir : dir,
                                .name = o.name,
+                               .share = o.share,
                                .device = o.device,
                                .run = &with,
                                .stop = &kd_cmd_stop,

@@ -5,12 +5,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "farm/farm_int.h"
+#include "farm/share.h"
 #include "net/srv.h"
 #include "net/tls.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum { CONNECTIONS = 128, CHECK_ROWS = 64, REPLY_MAX = 1 << 20 };
 
@@ -180,6 +182,34 @@ static int weights_of(const struct kd_farm_task *t, struct kd_buf *b, const void
     return 0;
 }
 
+/* A blob into the shared folder. One that cannot be written goes by HTTPS. */
+static void share(struct kd_farm *f, struct kd_blob_ref *ref, const void *data)
+{
+    char path[4096];
+    struct kd_err err;
+    ref->shared = false;
+    if (!f->share)
+        return;
+    ref->shared = !kd_share_blob(f->share, ref->sha256, path, &err) &&
+                  !kd_file_write(path, data, (size_t)ref->bytes, &err);
+    if (!ref->shared)
+        kd_log(KD_LOG_WARN, "farm", "msg=\"not in the shared folder\" why=\"%s\"", err.msg);
+}
+
+void kd_coord_forget(struct kd_farm *f, int64_t e)
+{
+    char path[4096], sha[65] = "";
+    struct kd_err err;
+    struct kd_slot *s = &f->slot[e];
+    pthread_mutex_lock(&f->lock);
+    if (s->weights.shared && !s->gone)
+        memcpy(sha, s->weights.sha256, sizeof sha);
+    s->gone = s->weights.shared;
+    pthread_mutex_unlock(&f->lock);
+    if (sha[0] && !kd_share_blob(f->share, sha, path, &err))
+        unlink(path);
+}
+
 /* Fills a job of the reply; the digest of a job's weights is made when first asked for. */
 static int describe(struct kd_farm *f, const struct kd_grant *g, int64_t e, struct kd_wire_job *j,
                     struct kd_err *err)
@@ -198,6 +228,8 @@ static int describe(struct kd_farm *f, const struct kd_grant *g, int64_t e, stru
         if (weights_of(&t, &b, &data, &ref.bytes, err))
             return -1;
         int rc = kd_sha256_of(data, (size_t)ref.bytes, ref.sha256, err);
+        if (!rc)
+            share(f, &ref, data);
         kd_buf_release(&b);
         if (rc)
             return -1;
@@ -507,36 +539,98 @@ static int take_unit(struct kd_farm *f, const char *id, const struct kd_wire_put
     return rc;
 }
 
-static void put(void *ctx, struct kd_req *r)
+/* A unit from this worker: taken if its stage is open. Its bytes, or NULL: in the shared folder. */
+static int take(struct kd_farm *f, const char *id, const struct kd_wire_put *p, const void *data,
+                size_t bytes, bool *late, enum kd_store *what, struct kd_err *err)
+{
+    struct kd_farm_task t;
+    struct kd_buf b;
+    char path[4096];
+    bool wanted;
+    pthread_rwlock_rdlock(&f->layer_lock);
+    int64_t e = kd_farm_place(f, p->layer, p->expert);
+    *late = e < 0 || f->slot[e].state == KD_SLOT_NONE;
+    int rc = 0;
+    kd_buf_init(&b, KD_WIRE_UNIT_MAX);
+    if (!*late && !data) {
+        rc = kd_farm_plan(f, e, &t, &wanted, err) ||
+             kd_share_unit(f->share, p->sha256, id, path, err);
+        /* Not there yet is no fault of the unit's. */
+        if (!rc && kd_share_read(path, p->sha256, kd_farm_unit_bytes(&t), &b, NULL, err))
+            rc = kd_fail(err, KD_ENOTSUP, "the unit does not show in the shared folder");
+        data = b.data;
+        bytes = b.size_bytes;
+    }
+    if (!rc && !*late)
+        rc = take_unit(f, id, p, e, data, bytes, what, err);
+    pthread_rwlock_unlock(&f->layer_lock);
+    kd_buf_release(&b);
+    return rc;
+}
+
+static void answer(struct kd_req *r, int rc, bool late, enum kd_store what,
+                   const struct kd_err *err)
 {
     static const char *const words[] = {"first", "again", "differs"};
+    char text[64];
+    if (rc && (err->code == KD_ECORRUPT || err->code == KD_EINVAL)) {
+        refuse(r, 422, err->code == KD_ECORRUPT ? "wrong" : "damaged", err->msg);
+    } else if (rc) {
+        refuse_err(r, err);
+    } else {
+        int n = snprintf(text, sizeof text, "{\"result\":\"%s\"}\n", late ? "late" : words[what]);
+        kd_req_reply(r, 200, "application/json", text, (size_t)n);
+    }
+}
+
+static void put(void *ctx, struct kd_req *r)
+{
     struct kd_farm *f = ctx;
     struct kd_wire_put p;
     struct kd_err err = {0};
-    char id[64], text[64];
+    char id[64];
     enum kd_store what = KD_STORE_SAME;
-    int rc;
+    bool late;
+    size_t bytes;
     if (!known(f, r, id))
         return;
     if (kd_wire_put_read(&p, kd_req_rest(r), &err)) {
         refuse_err(r, &err);
         return;
     }
-    pthread_rwlock_rdlock(&f->layer_lock);
-    int64_t e = kd_farm_place(f, p.layer, p.expert);
-    bool late = e < 0 || f->slot[e].state == KD_SLOT_NONE;
-    size_t bytes;
     const char *data = kd_req_body(r, &bytes);
-    rc = late ? 0 : take_unit(f, id, &p, e, data, bytes, &what, &err);
-    pthread_rwlock_unlock(&f->layer_lock);
-    if (rc && (err.code == KD_ECORRUPT || err.code == KD_EINVAL)) {
-        refuse(r, 422, err.code == KD_ECORRUPT ? "wrong" : "damaged", err.msg);
-    } else if (rc) {
+    int rc = take(f, id, &p, data, bytes, &late, &what, &err);
+    answer(r, rc, late, what, &err);
+}
+
+/* The same for a unit in the shared folder, which may show late. */
+static void put_at(void *ctx, struct kd_req *r)
+{
+    struct kd_farm *f = ctx;
+    struct kd_wire_put p;
+    struct kd_err err = {0};
+    char id[64];
+    enum kd_store what = KD_STORE_SAME;
+    bool late = false;
+    int rc = -1;
+    if (!known(f, r, id))
+        return;
+    if (kd_wire_put_read(&p, kd_req_rest(r), &err)) {
         refuse_err(r, &err);
-    } else {
-        int n = snprintf(text, sizeof text, "{\"result\":\"%s\"}\n", late ? "late" : words[what]);
-        kd_req_reply(r, 200, "application/json", text, (size_t)n);
+        return;
     }
+    err.code = KD_ENOTSUP;
+    for (int waited = 0; f->share && waited < KD_SHARE_WAIT_MS && !f->over;
+         waited += KD_SHARE_TRY_MS) {
+        rc = take(f, id, &p, NULL, 0, &late, &what, &err);
+        if (!rc || err.code != KD_ENOTSUP)
+            break;
+        usleep(KD_SHARE_TRY_MS * 1000);
+    }
+    if (rc && err.code == KD_ENOTSUP)
+        refuse(r, KD_WIRE_UNSEEN, "unseen", "the unit does not show in the shared folder");
+    else
+        answer(r, rc, late, what, &err);
 }
 
 static const struct kd_route routes[] = {
@@ -548,6 +642,7 @@ static const struct kd_route routes[] = {
     {"POST", KD_WIRE_ROOT "leave", leave, .open = true},
     {"GET", KD_WIRE_ROOT "b/*", blob, .open = true},
     {"PUT", KD_WIRE_ROOT "in/*", put, .open = true},
+    {"PUT", KD_WIRE_ROOT "at/*", put_at, .open = true},
     {0},
 };
 
@@ -555,6 +650,7 @@ int kd_coord_open(struct kd_farm *f, struct kd_err *err)
 {
     const struct kd_home *h = f->o.home;
     char cert[4096], key[4096];
+    f->share = h->share[0] ? h->share : NULL;
     for (int i = 0; i < h->name_count; i++)
         f->hosts[i] = h->names[i];
     struct kd_srv_options o = {.connections = CONNECTIONS,
@@ -573,7 +669,10 @@ int kd_coord_open(struct kd_farm *f, struct kd_err *err)
                                .key_file = key,
                                .to_port = kd_srv_port(f->srv),
                                .connections = CONNECTIONS};
-    return kd_tls_open(&f->tls, &t, err);
+    if (kd_tls_open(&f->tls, &t, err))
+        return -1;
+    /* Emptied by the one that has the address, not by a second that will not get it. */
+    return f->share && kd_share_open(f->share, err) ? kd_wrap(err, "shared folder") : 0;
 }
 
 void kd_coord_close(struct kd_farm *f)
@@ -612,6 +711,7 @@ static int serve_trunk(struct kd_farm *f, struct kd_err *err)
     if (kd_wire_hess_put(&f->hess.own, h, err) ||
         blob_of(&f->hess, f->hess.own.data, (int64_t)f->hess.own.size_bytes, err))
         return -1;
+    share(f, &f->hess.ref, f->hess.data);
     f->wire.hess = f->hess.ref;
     f->wire.hess_rows = h->rows;
     f->wire.hess_bad_rows = h->bad_rows;
@@ -629,6 +729,9 @@ static int serve_experts(struct kd_farm *f, struct kd_err *err)
         blob_of(&f->routing, f->routing.own.data, (int64_t)f->routing.own.size_bytes, err) ||
         blob_of(&f->z, in->z, in->T * in->latent * 2, err))
         return -1;
+    share(f, &f->z.ref, f->z.data);
+    share(f, &f->hess.ref, f->hess.data);
+    share(f, &f->routing.ref, f->routing.data);
     for (int64_t e = 0; e < f->layer->experts && !wanted; e++)
         if (kd_farm_plan(f, e, &t, &wanted, err))
             return -1;
@@ -656,6 +759,8 @@ int kd_coord_layer(struct kd_farm *f, struct kd_err *err)
 void kd_coord_layer_end(struct kd_farm *f)
 {
     f->served = false;
+    if (f->share)
+        kd_share_sweep(f->share);
     kd_buf_release(&f->hess.own);
     kd_buf_release(&f->routing.own);
     f->z = f->hess = f->routing = (struct kd_blob){0};

@@ -85,25 +85,37 @@ static int away(struct kd_farm *f, double *since, struct kd_err *err)
     return 0;
 }
 
-/* The coordinator's own claim lives as long as its process. (In a farm of one nobody reaps.) */
+/* The coordinator's own claims live as long as its process. (In a farm of one nobody reaps.) */
 static int beat_for_local(struct kd_farm *f, struct kd_err *err)
 {
+    struct kd_held h[KD_FARM_LANES];
     struct kd_beat b;
+    int64_t n = 0;
     int rc;
     pthread_mutex_lock(&f->lock);
-    struct kd_held h = f->held;
-    int64_t n = f->holds;
+    for (int i = 0; i < KD_FARM_LANES; i++)
+        if (f->holds[i])
+            h[n++] = f->held[i];
     pthread_mutex_unlock(&f->lock);
-    KD_WITH_LEDGER(f, rc, kd_ledger_beat(&f->ledger, local, f->incarnation, &h, n, &b, err));
+    KD_WITH_LEDGER(f, rc, kd_ledger_beat(&f->ledger, local, f->incarnation, h, n, &b, err));
     return rc;
 }
 
-static void hold(struct kd_farm *f, const struct kd_grant *g)
+/* One of the threads that encode here. The first is the caller of kd_farm_layer. */
+struct lane {
+    struct kd_farm *f;
+    struct kd_run run;
+    int index, count; /* count: of all */
+    pthread_t thread;
+};
+
+static void hold(const struct lane *w, const struct kd_grant *g)
 {
+    struct kd_farm *f = w->f;
     pthread_mutex_lock(&f->lock);
-    f->holds = g != NULL;
+    f->holds[w->index] = g != NULL;
     if (g)
-        f->held = (struct kd_held){g->layer, g->expert, g->attempt, false};
+        f->held[w->index] = (struct kd_held){g->layer, g->expert, g->attempt, false};
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -372,8 +384,9 @@ static void tell(struct kd_farm *f)
     }
 }
 
-static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_err *err)
+static int encode_here(const struct lane *w, int64_t e, int64_t attempt, struct kd_err *err)
 {
+    struct kd_farm *f = w->f;
     struct kd_farm_task t;
     struct kd_buf unit;
     char sha[65];
@@ -382,14 +395,14 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
     double began = kd_clock_s();
     if (kd_farm_plan(f, e, &t, &wanted, err))
         return -1;
-    if (kd_farm_encode(f->o.run, f->layer->in, &t, &unit, err))
+    if (kd_farm_encode(&w->run, f->layer->in, &t, &unit, err))
         return kd_wrap(err, "%s %lld", t.trunk ? "tensor" : "expert", (long long)e);
     struct kd_result r = {.layer = f->layer->layer,
                           .expert = kd_farm_number(f, e),
                           .attempt = attempt,
                           .worker = local,
                           .sha256 = sha,
-                          .seconds = kd_clock_s() - began,
+                          .seconds = (kd_clock_s() - began) / w->count,
                           .bytes = (int64_t)unit.size_bytes};
     int rc = kd_sha256_of(unit.data, unit.size_bytes, sha, err);
     if (!rc)
@@ -402,15 +415,16 @@ static int encode_here(struct kd_farm *f, int64_t e, int64_t attempt, struct kd_
 
 /* With workers a full disk is waited for: the job goes back, and nothing is handed out meanwhile.
  */
-static int encode_claimed(struct kd_farm *f, const struct kd_grant *g, struct kd_err *err)
+static int encode_claimed(const struct lane *w, const struct kd_grant *g, struct kd_err *err)
 {
+    struct kd_farm *f = w->f;
     int64_t e = kd_farm_place(f, g->layer, g->expert);
     if (e < 0)
         return kd_fail(err, KD_EINVAL, "the ledger gave job %lld of layer %lld, which is not open",
                        (long long)g->expert, (long long)g->layer);
-    hold(f, g);
-    int rc = encode_here(f, e, g->attempt, err);
-    hold(f, NULL);
+    hold(w, g);
+    int rc = encode_here(w, e, g->attempt, err);
+    hold(w, NULL);
     if (!rc || !f->o.home || err->code != KD_EIO)
         return rc;
     kd_log(KD_LOG_WARN, "farm", "msg=\"cannot store a unit; waiting\" why=\"%s\"", err->msg);
@@ -423,8 +437,9 @@ static int encode_claimed(struct kd_farm *f, const struct kd_grant *g, struct kd
 
 /* Experts that no worker could do, on this machine. Three tries, counted in the ledger, so that one
  * that kills this process too does not do so for ever. */
-static int do_poisoned(struct kd_farm *f, bool *did, struct kd_err *err)
+static int do_poisoned(const struct lane *w, bool *did, struct kd_err *err)
 {
+    struct kd_farm *f = w->f;
     int64_t number = -1, tries = 0;
     int rc;
     *did = false;
@@ -441,7 +456,7 @@ static int do_poisoned(struct kd_farm *f, bool *did, struct kd_err *err)
     kd_log(KD_LOG_WARN, "farm", "layer=%lld expert=%lld msg=\"poisoned; encoded here\"",
            (long long)f->layer->layer, (long long)number);
     *did = true;
-    return encode_here(f, e, 0, err);
+    return encode_here(w, e, 0, err);
 }
 
 /* A unit to be encoded again, or -1. */
@@ -469,38 +484,101 @@ static bool complete(struct kd_farm *f)
     return all;
 }
 
-/* One thing to do, the most pressing first. */
-static int step(struct kd_farm *f, struct kd_err *err)
+/* One more expert, if there is one to be had. */
+static int claim_one(const struct lane *w, bool *did, struct kd_err *err)
 {
+    struct kd_farm *f = w->f;
     struct kd_grant g;
     char token[64];
-    int64_t n = 0, e = next_check(f);
-    bool did = false;
+    int64_t n = 0;
     int rc;
+    struct kd_claim c = {local, f->incarnation, token, 1, kd_farm_stage(f), w->count};
+    *did = false;
+    pthread_mutex_lock(&f->lock);
+    int64_t serial = f->serial++;
+    pthread_mutex_unlock(&f->lock);
+    snprintf(token, sizeof token, "%.16s.%lld", f->incarnation, (long long)serial);
+    KD_WITH_LEDGER(f, rc, kd_ledger_claim(&f->ledger, &c, &g, &n, err));
+    if (rc || !n)
+        return rc;
+    *did = true;
+    return encode_claimed(w, &g, err);
+}
+
+/* One thing to do, the most pressing first. */
+static int step(const struct lane *w, struct kd_err *err)
+{
+    struct kd_farm *f = w->f;
+    int64_t e = next_check(f);
+    bool did = false;
     if (e >= 0)
         return kd_farm_recheck(f, e, err);
     if (kd_farm_catch_up(f, err))
         return -1;
-    if (!f->o.only_workers && kd_farm_disk_ok(f)) {
-        struct kd_claim c = {local, f->incarnation, token, 1, kd_farm_stage(f)};
-        snprintf(token, sizeof token, "%.16s.%lld", f->incarnation, (long long)f->serial++);
-        KD_WITH_LEDGER(f, rc, kd_ledger_claim(&f->ledger, &c, &g, &n, err));
-        if (rc)
-            return -1;
-        if (n)
-            return encode_claimed(f, &g, err);
-    }
-    if (do_poisoned(f, &did, err))
+    f->disk_full = !kd_farm_disk_ok(f);
+    if (!f->o.only_workers && !f->disk_full && claim_one(w, &did, err))
+        return -1;
+    if (!did && do_poisoned(w, &did, err))
         return -1;
     if (!did)
         wait_a_little(f, 100);
     return 0;
 }
 
+/* The other lanes encode, and leave all else to the first. */
+static void *lane_main(void *arg)
+{
+    struct lane *w = arg;
+    struct kd_farm *f = w->f;
+    struct kd_err err;
+    double since = 0;
+    while (!f->lanes_over && !stop_check(f, NULL)) {
+        bool did = false;
+        int rc = f->disk_full ? 0 : claim_one(w, &did, &err);
+        if (!rc)
+            since = 0;
+        else if (away(f, &since, &err))
+            kd_farm_fatal(f, &err);
+        if (!rc && !did)
+            wait_a_little(f, 100);
+    }
+    return NULL;
+}
+
+/* Fills lane[], starts all but the first, and says how many there are. Tensors of the trunk are
+ * large and few: one after the other, with the whole pool. */
+static int start_lanes(struct kd_farm *f, bool trunk, struct lane *lane)
+{
+    int count = trunk || f->o.lanes < 1      ? 1
+                : f->o.lanes > KD_FARM_LANES ? KD_FARM_LANES
+                                             : f->o.lanes;
+    int made = 1;
+    f->lanes_over = false;
+    f->disk_full = false;
+    for (int i = 0; i < count; i++) {
+        lane[i] = (struct lane){.f = f, .run = *f->o.run, .index = i, .count = count};
+        if (count > 1)
+            lane[i].run.pool = NULL;
+    }
+    /* Fewer threads than wished only take longer. */
+    while (made < count && !f->o.only_workers &&
+           !pthread_create(&lane[made].thread, NULL, lane_main, &lane[made]))
+        made++;
+    return made;
+}
+
+static void end_lanes(struct kd_farm *f, struct lane *lane, int made)
+{
+    f->lanes_over = true;
+    for (int i = 1; i < made; i++)
+        pthread_join(lane[i].thread, NULL);
+}
+
 int kd_farm_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_err *err)
 {
+    struct lane lane[KD_FARM_LANES];
     double since = 0;
-    int rc = open_layer(f, l, err);
+    int rc = open_layer(f, l, err), lanes = rc ? 0 : start_lanes(f, l->trunk > 0, lane);
     while (!rc) {
         tell(f);
         if (complete(f))
@@ -508,12 +586,13 @@ int kd_farm_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_er
         rc = stop_check(f, err);
         if (rc)
             break;
-        rc = step(f, err);
+        rc = step(&lane[0], err);
         if (!rc)
             since = 0;
         else
             rc = away(f, &since, err);
     }
+    end_lanes(f, lane, lanes);
     if (!rc && !l->trunk)
         do
             KD_WITH_LEDGER(f, rc, kd_ledger_close_layer(&f->ledger, l->layer, err));

@@ -26,6 +26,7 @@ struct kd_slot {
     int64_t attempt, bytes;
     double seconds, proxy;
     struct kd_blob_ref weights; /* once asked for */
+    bool gone;                  /* no longer in the shared folder */
 };
 
 struct kd_blob {
@@ -47,10 +48,11 @@ struct kd_farm {
     pthread_rwlock_t layer_lock; /* held for reading by handlers, for writing to open and close */
     const struct kd_farm_layer *layer;
     struct kd_slot *slot;
-    int64_t left;        /* slots not DONE */
-    int64_t serial;      /* of local claims */
-    struct kd_held held; /* the local claim; the reaper's thread keeps it alive */
-    bool holds;
+    int64_t left;                       /* slots not DONE */
+    int64_t serial;                     /* of local claims */
+    struct kd_held held[KD_FARM_LANES]; /* each lane's claim; the reaper's thread keeps them */
+    bool holds[KD_FARM_LANES];
+    atomic_bool lanes_over, disk_full;
     struct kd_err fatal;
     bool failed;
     int64_t unit_bytes_max;
@@ -60,7 +62,8 @@ struct kd_farm {
     const char *hosts[KD_HOME_NAMES_MAX];
     struct kd_srv *srv;
     struct kd_tls *tls;
-    bool served; /* the open stage has been described to workers */
+    bool served;       /* the open stage has been described to workers */
+    const char *share; /* the shared folder, or NULL */
     struct kd_blob z, hess, routing;
     struct kd_wire_layer wire;
     pthread_t reaper;
@@ -120,5 +123,7 @@ void kd_coord_close(struct kd_farm *f);
 /* Under layer_lock for writing. */
 int kd_coord_layer(struct kd_farm *f, struct kd_err *err) KD_MUST;
 void kd_coord_layer_end(struct kd_farm *f);
+/* Job e is done: its weights need not be shared any more. */
+void kd_coord_forget(struct kd_farm *f, int64_t e);
 
 #endif

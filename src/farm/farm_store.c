@@ -56,6 +56,7 @@ static int tell_ledger(struct kd_farm *f, int64_t e, struct kd_err *err)
     }
     pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
+    kd_coord_forget(f, e);
     return 0;
 }
 

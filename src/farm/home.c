@@ -65,6 +65,8 @@ static int make_tokens(struct kd_home *h, int count, struct kd_err *err)
                   "# What a worker needs to join this farm; keep it private. Each token works "
                   "once.\nurl %s\n",
                   h->url);
+    if (h->share[0])
+        kd_buf_printf(&out, "share %s\n", h->share);
     for (int i = 0; !rc && i < count; i++) {
         rc = kd_home_random(token, TOKEN_BYTES, err) ||
              kd_sha256_of(token, strlen(token), all[h->tokens + i], err);
@@ -100,6 +102,7 @@ static int write_json(const struct kd_home *h, struct kd_err *err)
     kd_jw_str(&w, "url", h->url);
     kd_jw_str(&w, "listen", h->listen);
     kd_jw_str(&w, "ledger", h->ledger);
+    kd_jw_str(&w, "share", h->share);
     kd_jw_open(&w, "names", '[');
     for (int i = 0; i < h->name_count; i++)
         kd_jw_str(&w, NULL, h->names[i]);
@@ -147,23 +150,26 @@ static int take_names(struct kd_home *h, const char *names, struct kd_err *err)
     return add_name(h, "127.0.0.1", 9, err) || add_name(h, "localhost", 9, err) ? -1 : 0;
 }
 
-int kd_home_init(const char *dir, const char *url, const char *listen, const char *names,
-                 const char *ledger, int tokens, struct kd_err *err)
+int kd_home_init(const char *dir, const struct kd_home_wish *o, struct kd_err *err)
 {
     struct kd_home h = {0};
     const char *list[KD_HOME_NAMES_MAX];
     char path[4096], ca[4096], ca_key[4096], cert[4096], key[4096];
     snprintf(h.dir, sizeof h.dir, "%s", dir);
-    snprintf(h.url, sizeof h.url, "%s", url);
-    snprintf(h.listen, sizeof h.listen, "%s", listen);
-    snprintf(h.ledger, sizeof h.ledger, "%s", ledger);
+    snprintf(h.url, sizeof h.url, "%s", o->url);
+    snprintf(h.listen, sizeof h.listen, "%s", o->listen);
+    snprintf(h.ledger, sizeof h.ledger, "%s", o->ledger);
+    snprintf(h.share, sizeof h.share, "%s", o->share);
     size_t n = strlen(h.url);
     while (n && h.url[n - 1] == '/')
         h.url[--n] = 0;
-    if (strlen(dir) >= sizeof h.dir || strlen(url) >= sizeof h.url ||
-        strlen(ledger) >= sizeof h.ledger || strlen(listen) >= sizeof h.listen)
+    if (strlen(dir) >= sizeof h.dir || strlen(o->url) >= sizeof h.url ||
+        strlen(o->ledger) >= sizeof h.ledger || strlen(o->listen) >= sizeof h.listen ||
+        strlen(o->share) >= sizeof h.share || strchr(o->share, '\n'))
         return kd_fail(err, KD_EUSAGE, "a path or address is too long");
-    if (take_names(&h, names, err) || in(dir, "farm.json", path, err))
+    if (h.share[0] && h.share[0] != '/')
+        return kd_fail(err, KD_EUSAGE, "--share '%s': the whole path, as workers see it", h.share);
+    if (take_names(&h, o->names, err) || in(dir, "farm.json", path, err))
         return -1;
     if (kd_file_exists(path))
         return kd_fail(err, KD_EUSAGE, "'%s' is a farm already; --more N makes tokens", dir);
@@ -177,7 +183,7 @@ int kd_home_init(const char *dir, const char *url, const char *listen, const cha
              in(dir, "server.pem", cert, err) || in(dir, "server.key", key, err) ||
              kd_cert_authority(ca, ca_key, "Kondense farm", err) ||
              kd_cert_server(cert, key, ca, ca_key, list, h.name_count, err) ||
-             make_tokens(&h, tokens, err) || write_json(&h, err);
+             make_tokens(&h, o->tokens, err) || write_json(&h, err);
     kd_home_release(&h);
     return rc ? -1 : 0;
 }
@@ -194,7 +200,10 @@ int kd_home_more(const char *dir, int tokens, struct kd_err *err)
 
 static int read_json(struct kd_home *h, const struct kd_json *o, struct kd_err *err)
 {
-    const char *url, *listen, *ledger;
+    const char *url, *listen, *ledger, *share = "";
+    if (kd_json_get(o, "share") && kd_json_str(o, "share", &share, err))
+        return -1;
+    snprintf(h->share, sizeof h->share, "%s", share);
     if (kd_json_str(o, "url", &url, err) || kd_json_str(o, "listen", &listen, err) ||
         kd_json_str(o, "ledger", &ledger, err))
         return -1;
@@ -321,6 +330,8 @@ int kd_join_parse(struct kd_join_file *j, const char *text, size_t bytes, struct
             kd_buf_char(&j->ca, '\n');
         } else if (n > 4 && !memcmp(line, "url ", 4) && n - 4 < sizeof j->url) {
             snprintf(j->url, sizeof j->url, "%.*s", (int)(n - 4), line + 4);
+        } else if (n > 6 && !memcmp(line, "share ", 6) && n - 6 < sizeof j->share) {
+            snprintf(j->share, sizeof j->share, "%.*s", (int)(n - 6), line + 6);
         } else if (n > 6 && !memcmp(line, "token ", 6) && n - 6 < KD_KEY_MAX &&
                    j->tokens < KD_HOME_TOKENS_MAX) {
             snprintf(j->token[j->tokens++], KD_KEY_MAX, "%.*s", (int)(n - 6), line + 6);

@@ -2,9 +2,10 @@
  * server's certificate, one-time join tokens, and who has used them. What a worker needs is one
  * file of it, worker.join.
  *
- *   farm.json     address, names, ledger, digests of the tokens
+ *   farm.json     address, names, ledger, shared folder, digests of the tokens
  *   ca.pem ca.key server.pem server.key
- *   worker.join   the address, the authority's certificate and the tokens; give it to the workers
+ *   worker.join   the address, the authority's certificate, the shared folder and the tokens; give
+ *                 it to the workers
  *   taken/ID      digest of the key given to the worker that used a token */
 #ifndef KD_FARM_HOME_H
 #define KD_FARM_HOME_H
@@ -18,6 +19,7 @@ enum { KD_HOME_TOKENS_MAX = 1024, KD_HOME_NAMES_MAX = 32, KD_KEY_MAX = 80 };
 
 struct kd_home {
     char dir[2048], url[512], listen[256], ledger[1024];
+    char share[2048]; /* see farm/share.h; "": none */
     int port;
     char names[KD_HOME_NAMES_MAX][256];
     int name_count;
@@ -26,9 +28,13 @@ struct kd_home {
 };
 /* url: the https address that workers call, its host one of the names; listen: the address to bind.
  * names: host names and addresses of this machine, separated by commas. ledger: "" is SQLite beside
- * the conversion. A folder that is a farm already is refused. */
-int kd_home_init(const char *dir, const char *url, const char *listen, const char *names,
-                 const char *ledger, int tokens, struct kd_err *err) KD_MUST;
+ * the conversion. share: an absolute path, "" for none. A folder that is a farm already is refused.
+ */
+struct kd_home_wish {
+    const char *url, *listen, *names, *ledger, *share;
+    int tokens;
+};
+int kd_home_init(const char *dir, const struct kd_home_wish *w, struct kd_err *err) KD_MUST;
 /* More tokens for a farm that is there: worker.join is written anew with these alone. */
 int kd_home_more(const char *dir, int tokens, struct kd_err *err) KD_MUST;
 int kd_home_open(struct kd_home *h, const char *dir, struct kd_err *err) KD_MUST;
@@ -44,7 +50,7 @@ int kd_home_random(char *out, int n, struct kd_err *err) KD_MUST;
 
 /* worker.join. */
 struct kd_join_file {
-    char url[512];
+    char url[512], share[2048];
     char (*token)[KD_KEY_MAX];
     int tokens;
     struct kd_buf ca; /* PEM */

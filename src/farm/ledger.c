@@ -321,9 +321,11 @@ static int batch(struct kd_ledger *l, const struct claimer *c, const struct kd_c
     if (*n > most)
         *n = most;
     /* What waits at a worker waits for that worker alone: none before its speed is known, then as
-     * much as two claims, and always one beside the one that runs. */
+     * much as two claims, and always one beside those that run. */
     double ahead = c->rate > 0 ? 2 * l->rules.batch_s / c->rate : 0;
-    int64_t cap = c->rate > 0 ? 1 + (ahead < 1 ? 1 : ahead > 1e6 ? 1000000 : (int64_t)ahead) : 1;
+    int64_t cap = q->at_once > 1 ? q->at_once : 1;
+    if (c->rate > 0)
+        cap += ahead < 1 ? 1 : ahead > 1e6 ? 1000000 : (int64_t)ahead;
     if (*n > cap - c->held)
         *n = cap > c->held ? cap - c->held : 0;
     return 0;

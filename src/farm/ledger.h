@@ -112,6 +112,7 @@ struct kd_claim {
     const char *worker, *incarnation, *token;
     int64_t most;
     struct kd_stage open;
+    int64_t at_once; /* jobs that it works at side by side; 0: one */
 };
 int kd_ledger_claim(struct kd_ledger *l, const struct kd_claim *c, struct kd_grant *out,
                     int64_t *count, struct kd_err *err) KD_MUST;

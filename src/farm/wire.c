@@ -54,6 +54,8 @@ static void put_blob(struct kd_jw *w, const char *key, const struct kd_blob_ref 
     kd_jw_open(w, key, '{');
     kd_jw_str(w, "sha256", b->sha256);
     kd_jw_int(w, "bytes", b->bytes);
+    if (b->shared)
+        kd_jw_bool(w, "shared", true);
     kd_jw_close(w, '}');
 }
 
@@ -64,7 +66,8 @@ static int get_blob(const struct kd_json *o, const char *key, int64_t bytes, str
     if (!v)
         return kd_fail(err, KD_ECORRUPT, "no %s", key);
     if (get_text(v, "sha256", b->sha256, sizeof b->sha256, err) ||
-        kd_json_int(v, "bytes", 1, INT64_MAX, &b->bytes, err))
+        kd_json_int(v, "bytes", 1, INT64_MAX, &b->bytes, err) ||
+        kd_json_bool_or(v, "shared", false, &b->shared, err))
         return kd_wrap(err, "%s", key);
     if (!kd_wire_is_digest(b->sha256))
         return kd_fail(err, KD_ECORRUPT, "%s: not a SHA-256", key);

@@ -27,6 +27,8 @@
 #include "farm/ledger.h"
 
 enum { KD_WIRE_PROTOCOL = 2, KD_WIRE_PART = 32 << 20, KD_WIRE_JOBS_MAX = 16 };
+/* The answer to PUT at/... whose file does not show: send it. */
+enum { KD_WIRE_UNSEEN = 409 };
 /* Of weights, and of a Hessian; of a unit, which the coordinator holds whole. */
 enum { KD_WIRE_BLOB_MAX = 1 << 30, KD_WIRE_UNIT_MAX = 64 << 20 };
 #define KD_WIRE_CLASS "exact"
@@ -35,6 +37,7 @@ enum { KD_WIRE_BLOB_MAX = 1 << 30, KD_WIRE_UNIT_MAX = 64 << 20 };
 struct kd_blob_ref {
     char sha256[65];
     int64_t bytes;
+    bool shared; /* it is in the shared folder too */
 };
 /* A stage's inputs as they are described; the values come as blobs. Of the trunk: in.latent is the
  * width of the inputs, hess their Hessian (0 bytes: the recipe needs none), and all else is zero.

@@ -623,6 +623,9 @@ static int prepare(struct kd_worker *w, int *lock, struct kd_err *err)
     size_t n = strlen(w->url);
     while (n && w->url[n - 1] == '/')
         w->url[--n] = 0;
+    const char *share = w->o.share ? w->o.share : w->join.share;
+    if (strcmp(share, "none") != 0)
+        snprintf(w->share, sizeof w->share, "%s", share);
     if (w->o.name && *w->o.name)
         snprintf(w->host, sizeof w->host, "%s", w->o.name);
     else if (gethostname(w->host, sizeof w->host - 1))

@@ -14,6 +14,7 @@ struct kd_worker_opts {
     const char *join_file; /* worker.join */
     const char *dir;       /* its folder: key, inputs, spool; made if missing */
     const char *name;      /* of this host in reports; NULL: its host name */
+    const char *share;     /* the shared folder's path here; NULL: the join file's, "none": no */
     const char *device;    /* "cpu" */
     const struct kd_run *run;
     const volatile int *stop; /* set: finish or hand back, within half a minute */

@@ -35,10 +35,17 @@ struct kd_work {
     bool lost;
 };
 
+/* A folder that shows nothing is not waited for again and again: of one thread. */
+struct kd_share_luck {
+    int missed;
+    double again; /* not before */
+};
+
 struct kd_worker {
     struct kd_worker_opts o;
     struct kd_join_file join;
-    char url[512], id[KD_WORKER_ID_MAX], key[KD_KEY_MAX], incarnation[65], canary[65], host[128];
+    char url[512], share[2048], id[KD_WORKER_ID_MAX], key[KD_KEY_MAX], incarnation[65], canary[65],
+        host[128];
     double beat_s;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -50,6 +57,7 @@ struct kd_worker {
     atomic_bool over, finished; /* over: threads end; finished: the coordinator has no more */
     struct kd_err fatal;
     bool failed;
+    struct kd_share_luck fetching, putting;
     atomic_bool no_trunk; /* a tensor of the trunk did not fit in memory: no more of them */
     int64_t done;
 };
@@ -77,7 +85,7 @@ int kd_worker_fetch(struct kd_worker *w, struct kd_client *c, const struct kd_bl
 int kd_worker_inputs(struct kd_worker *w, struct kd_client *c, const struct kd_wire_layer *l,
                      struct kd_inputs **out, struct kd_err *err) KD_MUST;
 void kd_inputs_drop(struct kd_worker *w, struct kd_inputs *in); /* under the lock */
-/* PUT. *status 0: not reached. */
+/* Through the shared folder where there is one, else PUT. *status 0: not reached. */
 int kd_worker_put(struct kd_worker *w, struct kd_client *c, const struct kd_wire_put *p,
                   const void *data, size_t bytes, int *status, struct kd_err *err) KD_MUST;
 

@@ -2,6 +2,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "farm/share.h"
 #include "farm/worker_int.h"
 
 #include <dirent.h>
@@ -227,9 +228,69 @@ static int each_part(struct kd_worker *w, struct kd_client *c, const struct kd_b
     return rc;
 }
 
+static void shared_or_not(struct kd_worker *w, struct kd_share_luck *l, bool found)
+{
+    l->missed = found ? 0 : l->missed + 1;
+    if (l->missed < 3)
+        return;
+    l->missed = 0;
+    l->again = kd_clock_s() + 60;
+    kd_log(KD_LOG_WARN, "worker",
+           "share=\"%s\" msg=\"the shared folder shows nothing here: a minute of HTTPS\"",
+           w->share);
+}
+
+/* Whether the shared folder is asked now. One that is not mounted costs no waiting. */
+static bool may_share(struct kd_worker *w, struct kd_share_luck *l)
+{
+    if (!w->share[0] || kd_clock_s() < l->again)
+        return false;
+    if (kd_share_seen(w->share))
+        return true;
+    l->missed = 3;
+    shared_or_not(w, l, false);
+    return false;
+}
+
+/* A blob out of the shared folder, into out or as the file `path`; waits for one that shows late.
+ * False: HTTPS has it. */
+static bool from_share(struct kd_worker *w, const struct kd_blob_ref *b, struct kd_buf *out,
+                       const char *path)
+{
+    char from[4096];
+    struct kd_outfile f;
+    struct kd_err err;
+    double until = kd_clock_s() + KD_SHARE_WAIT_MS / 1000.0;
+    if (!b->shared || !may_share(w, &w->fetching) || kd_share_blob(w->share, b->sha256, from, &err))
+        return false;
+    for (;;) {
+        int rc;
+        if (!path) {
+            rc = kd_share_read(from, b->sha256, b->bytes, out, NULL, &err);
+        } else if (!(rc = kd_out_open(&f, path, &err))) {
+            rc = kd_share_read(from, b->sha256, b->bytes, NULL, &f, &err);
+            if (!rc)
+                rc = kd_out_commit(&f, &err);
+            else
+                kd_out_abort(&f);
+        }
+        bool late = rc && err.code == KD_ECORRUPT;
+        if (!late || kd_clock_s() > until || kd_worker_stopping(w)) {
+            if (!rc || late)
+                shared_or_not(w, &w->fetching, !rc);
+            return !rc;
+        }
+        kd_worker_wait(w, KD_SHARE_TRY_MS);
+    }
+}
+
 int kd_worker_fetch(struct kd_worker *w, struct kd_client *c, const struct kd_blob_ref *b,
                     struct kd_buf *out, struct kd_err *err)
 {
+    kd_buf_init(out, (size_t)b->bytes);
+    if (from_share(w, b, out, NULL))
+        return 0;
+    kd_buf_release(out);
     for (int i = 0; i < 3; i++) {
         kd_buf_init(out, (size_t)b->bytes);
         if (!each_part(w, c, b, out, NULL, err))
@@ -252,6 +313,8 @@ static int fetch_file(struct kd_worker *w, struct kd_client *c, const struct kd_
         return -1;
     if (kd_file_exists(path) && kd_file_size(path, err) == b->bytes &&
         !kd_sha256_file(path, sha, err) && !strcmp(sha, b->sha256))
+        return 0;
+    if (from_share(w, b, NULL, path))
         return 0;
     for (int i = 0; i < 3; i++) {
         struct kd_outfile f;
@@ -364,12 +427,13 @@ int kd_worker_inputs(struct kd_worker *w, struct kd_client *c, const struct kd_w
     return 0;
 }
 
-int kd_worker_put(struct kd_worker *w, struct kd_client *c, const struct kd_wire_put *p,
-                  const void *data, size_t bytes, int *status, struct kd_err *err)
+static int send_unit(struct kd_worker *w, struct kd_client *c, const struct kd_wire_put *p,
+                     const char *where, const void *data, size_t bytes, int *status,
+                     struct kd_err *err)
 {
     struct kd_reply r;
     char url[800];
-    snprintf(url, sizeof url, "%s" KD_WIRE_ROOT "in/%lld.%lld.%lld.%s.%lld", w->url,
+    snprintf(url, sizeof url, "%s" KD_WIRE_ROOT "%s/%lld.%lld.%lld.%s.%lld", w->url, where,
              (long long)p->layer, (long long)p->expert, (long long)p->attempt, p->sha256,
              (long long)p->ms);
     kd_reply_init(&r);
@@ -383,4 +447,35 @@ int kd_worker_put(struct kd_worker *w, struct kd_client *c, const struct kd_wire
     }
     kd_reply_release(&r);
     return rc;
+}
+
+/* The bytes into the shared folder, their name by HTTPS. False: they go by HTTPS too. */
+static bool by_share(struct kd_worker *w, struct kd_client *c, const struct kd_wire_put *p,
+                     const void *data, size_t bytes, int *status, int *rc, struct kd_err *err)
+{
+    char path[4096];
+    struct kd_err why;
+    if (!may_share(w, &w->putting) || kd_share_unit(w->share, p->sha256, w->id, path, &why))
+        return false;
+    if (kd_file_write(path, data, bytes, &why)) {
+        kd_log(KD_LOG_WARN, "worker", "msg=\"cannot write to the shared folder\" why=\"%s\"",
+               why.msg);
+        shared_or_not(w, &w->putting, false);
+        return false;
+    }
+    *rc = send_unit(w, c, p, "at", "", 0, status, err);
+    bool unseen = *status == KD_WIRE_UNSEEN;
+    if (*status)
+        shared_or_not(w, &w->putting, !unseen);
+    unlink(path);
+    return !unseen;
+}
+
+int kd_worker_put(struct kd_worker *w, struct kd_client *c, const struct kd_wire_put *p,
+                  const void *data, size_t bytes, int *status, struct kd_err *err)
+{
+    int rc = 0;
+    if (by_share(w, c, p, data, bytes, status, &rc, err))
+        return rc;
+    return send_unit(w, c, p, "in", data, bytes, status, err);
 }

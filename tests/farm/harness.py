@@ -100,7 +100,8 @@ def reference(trunk):
 class Farm:
     """A farm's folder, one conversion in it, its coordinator and workers."""
 
-    def __init__(self, name, ledger="", tokens=12, lease=2, sample=64, only_workers=True, settings=(), trunk="stored"):
+    def __init__(self, name, ledger="", tokens=12, lease=2, sample=64, only_workers=True, settings=(), trunk="stored",
+                 share=""):
         self.src = model()
         self.reference = reference(trunk)
         self.dir = WORK / name
@@ -112,7 +113,7 @@ class Farm:
         self.options = ["--farm", self.url, "--farm-dir", self.dir / "farm", "--lease", lease,
                         "--sample", sample, *(["--only-workers"] if only_workers else [])]
         must("farm", "init", self.dir / "farm", "--farm", self.url, "--listen", "127.0.0.1",
-             "--tokens", tokens, "--ledger", ledger)
+             "--tokens", tokens, "--ledger", ledger, "--share", share)
         self.join = self.dir / "farm/worker.join"
         self.workers = {}
         self.coordinator = None
@@ -270,6 +271,59 @@ class Proxy:
                 s.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
+
+
+class Lagging:
+    """Two folders that show each other's files late, as two clients of one NFS server do: two seconds, and for
+    half a second more a file is there without its bytes."""
+
+    def __init__(self, here, there, lag=2.0):
+        self.sides, self.lag, self.over = (here, there), lag, False
+        self.thread = threading.Thread(target=self.follow, daemon=True)
+        self.thread.start()
+
+    def look(self):
+        now, out = time.time(), [{}, {}]
+        for side, folder in enumerate(self.sides):
+            for p in folder.rglob("*"):
+                if not p.name.startswith(".") and ".tmp" not in p.name:
+                    out[side][p.relative_to(folder)] = now
+        return out
+
+    def follow(self):
+        seen, shown = [{}, {}], [set(), set()]  # of each side: its files' first sight; what came from the other
+        while not self.over:
+            there = self.look()
+            for side, folder in enumerate(self.sides):
+                for name, at in there[side].items():
+                    seen[side].setdefault(name, at)
+                for name, since in list(seen[side].items()):
+                    try:
+                        self.one(side, folder, name, since, there, seen, shown)
+                    except OSError:
+                        pass
+            time.sleep(0.1)
+
+    def one(self, side, folder, name, since, there, seen, shown):
+        other = self.sides[1 - side]
+        if name not in there[side]:  # removed here: so it is there, in time
+            del seen[side][name]
+            shown[side].discard(name)
+            if name in shown[1 - side]:
+                (other / name).unlink(missing_ok=True)
+            return
+        if name in shown[side]:
+            return
+        age = time.time() - since
+        if (folder / name).is_dir():
+            if age > self.lag:
+                (other / name).mkdir(exist_ok=True)
+            return
+        if age > self.lag and name not in shown[1 - side]:
+            shown[1 - side].add(name)
+            (other / name).touch()
+        if age > self.lag + 0.5 and (other / name).stat().st_size == 0:
+            (other / name).write_bytes((folder / name).read_bytes())
 
 
 class Postgres:

@@ -3,13 +3,14 @@
 timeout: 300"""
 # labels: heavy
 import json
+import random
 import signal
 import ssl
 import time
 import urllib.error
 import urllib.request
 
-from harness import EXPERTS, Farm, Proxy, call, done, kill, leased, must, run, total
+from harness import EXPERTS, PACE, Farm, Proxy, call, done, kill, leased, must, run, total
 
 
 def two_workers_and_the_same_bytes():
@@ -78,9 +79,9 @@ def a_killed_worker_and_a_late_one():
     f.end_workers()
 
 
-def a_killed_coordinator():
+def a_killed_coordinator(name="coordinator", ledger=""):
     """kill -9 of the coordinator in the middle of a layer; the worker waits for it and goes on"""
-    f = Farm("coordinator")
+    f = Farm(name, ledger)
     f.convert()
     f.worker("a")
     f.until(done(2))
@@ -95,9 +96,9 @@ def a_killed_coordinator():
     f.end_workers()
 
 
-def wrong_bytes():
+def wrong_bytes(name="wrong", ledger=""):
     """wrong codes with right framing are refused; a wrong but sound unit is found by encoding it again"""
-    f = Farm("wrong", sample=1, only_workers=False)
+    f = Farm(name, ledger, sample=1, only_workers=False)
     f.convert()
     f.worker("liar", fault="wrong")
     f.worker("off", fault="subtle")
@@ -139,6 +140,38 @@ def a_polite_leave():
     f.end_workers()
 
 
+def rounds_of_sigterm(name, ledger, rounds):
+    """SIGTERM to the coordinator and two workers at a random moment, so many times; each conversion that comes to
+    its end has the reference's bytes, and the next begins. How many did."""
+    rnd, ended, f = random.Random(11), 0, None
+    for _ in range(rounds):
+        again = f is not None
+        f = f or Farm(f"{name}.{ended}", ledger, tokens=4, lease=1)
+        f.convert(resume=again)
+        a, b = f.worker("a"), f.worker("b")
+        time.sleep(rnd.uniform(0.1, 2.0) * PACE)
+        for p in (f.coordinator, a, b):
+            if p.poll() is None:
+                p.terminate()
+        codes = [p.wait(60 * PACE) for p in (f.coordinator, a, b)]
+        if codes[0] == 0:
+            f.finish()
+            f, ended = None, ended + 1
+        else:
+            assert codes[0] == 4, (codes, f.logs())
+    if f:
+        f.convert(resume=True)
+        f.worker("a")
+        f.finish(240)
+        ended += 1
+    return ended
+
+
+def sigterm_to_all():
+    """23, in short: SIGTERM to everything, four rounds"""
+    assert rounds_of_sigterm("sigterm", "", 4) >= 1
+
+
 if __name__ == "__main__":
     run([two_workers_and_the_same_bytes, the_trunk_too, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
-         a_lost_reply, a_polite_leave])
+         a_lost_reply, a_polite_leave, sigterm_to_all])

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 
-from harness import (EXPERTS, JOBS, PACE, Farm, Postgres, Proxy, Skip, WORK, call, done, kill, leased, must, run,
+from test_fast import a_killed_coordinator, rounds_of_sigterm, wrong_bytes
+from harness import (EXPERTS, JOBS, PACE, Farm, Lagging, Postgres, Proxy, Skip, WORK, call, done, kill, leased, must, run,
                      start, total)
 
 state = {}
@@ -80,6 +81,105 @@ def coordinator_killed_often(name, ledger):
     f.finish(240)
 
 
+# Dies as if the power went, just before or just after the n-th call on a file of this name.
+DEATH = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static void die_at(const char *call, const char *when, const char *path)
+{
+    static int seen;
+    if (strcmp(call, getenv("DEATH_CALL")) || strcmp(when, getenv("DEATH_WHEN")) ||
+        !strstr(path, getenv("DEATH_NAME")))
+        return;
+    if (++seen == atoi(getenv("DEATH_NTH")))
+        raise(SIGKILL);
+}
+int rename(const char *a, const char *b)
+{
+    int (*real)(const char *, const char *) = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
+    die_at("rename", "before", b);
+    int rc = real(a, b);
+    die_at("rename", "after", b);
+    return rc;
+}
+int fsync(int fd)
+{
+    char link[64], path[4096] = "";
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) < 0)
+        return -1;
+    die_at("fsync", "before", path);
+    return real(fd);
+}
+int open(const char *path, int flags, ...)
+{
+    int (*real)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open");
+    va_list a;
+    va_start(a, flags);
+    int mode = flags & O_CREAT ? va_arg(a, int) : 0;
+    va_end(a);
+    die_at("open", "before", path);
+    return real(path, flags, mode);
+}
+"""
+STEPS = (  # of layer 2, the last: calibrating, encoding, between write and fsync, fsync and its name, name and DONE,
+    ("open", "before", "scratch.latents", 1),  # the quantized forward, sealing
+    ("fsync", "before", ".unit", 2), ("rename", "before", ".unit", 1), ("rename", "after", ".unit", 2),
+    ("open", "before", "stream.003", 1), ("rename", "before", "model-00003", 1), ("rename", "after", "model-00003", 1))
+
+
+def preload(name, text):
+    """A library to put before the program's calls."""
+    lib = WORK / f"{name}.so"
+    if not lib.exists():
+        (WORK / f"{name}.c").write_text(text)
+        if subprocess.run(["cc", "-shared", "-fPIC", "-o", lib, WORK / f"{name}.c", "-ldl"], capture_output=True,
+                          check=False).returncode:
+            raise Skip("no compiler for what is put before the program's calls")
+    return str(lib)
+
+
+def kept(folder):
+    """What is whole under its final name: its inode and time, which tell whether it was made again."""
+    files = [*folder.glob("model-*.safetensors"), *(folder / ".work").glob("*/*.unit")]
+    return {p.relative_to(folder): (p.stat().st_ino, p.stat().st_mtime_ns) for p in files}
+
+
+@on_both
+def coordinator_killed_at_each_step(name, ledger):
+    """2: killed while it calibrates, between a unit's write, fsync, name and DONE, in the forward pass, while sealing"""
+    lib = preload("death", DEATH)
+    f = Farm(name, ledger, trunk="4")
+    f.worker("a")
+    before = {}
+    for i, (what, when, file, nth) in enumerate(STEPS):
+        os.environ.update(LD_PRELOAD=lib, DEATH_CALL=what, DEATH_WHEN=when, DEATH_NAME=file, DEATH_NTH=str(nth))
+        if i == 0:
+            os.environ.update(DEATH_NTH="2")  # latents of layer 1 are left alone
+        try:
+            f.convert(resume=i > 0)
+        finally:
+            for k in ("LD_PRELOAD", "DEATH_CALL", "DEATH_WHEN", "DEATH_NAME", "DEATH_NTH"):
+                del os.environ[k]
+        assert f.coordinator.wait(120 * PACE) == -signal.SIGKILL, (what, when, file, f.logs())
+        now = kept(f.dst)
+        again = [p for p in before if p in now and now[p] != before[p]]
+        assert not again, (what, when, file, again)
+        before = now
+    f.convert(resume=True)
+    f.finish(240)
+    now = kept(f.dst)
+    assert all(now[p] == before[p] for p in before if p in now), (before, now)
+
+
 def wait_done(f, n):
     f.until(done(n), 120)
 
@@ -98,6 +198,33 @@ def postgres_crashes():
         pg.control("start")
     figures = f.finish(240)
     assert figures["a"]["done"] == JOBS, figures
+
+
+@on_both
+def half_killed(name, ledger):
+    """kill -9 of two of four workers at once, in the middle of a layer; the other two finish"""
+    f = Farm(name, ledger, lease=1)
+    f.convert()
+    for n in "abcd":
+        f.worker(n)
+    s = f.until(lambda s: sum(w["held"] > 0 for w in s["workers"]) >= 2)
+    busy = [w["host"] for w in s["workers"] if w["held"] > 0][:2]
+    for n in busy:
+        kill(f.workers[n])
+    figures = f.finish(240)
+    assert total(figures) == JOBS, figures
+
+
+@on_both
+def wrong_bytes_too(name, ledger):
+    """13: as in test_fast, on both ledgers"""
+    wrong_bytes(name, ledger)
+
+
+@on_both
+def two_coordinators_too(name, ledger):
+    """16: as in test_fast, on both ledgers"""
+    a_killed_coordinator(name, ledger)
 
 
 @once
@@ -162,36 +289,36 @@ def stopped_worker(name, ledger):
     assert total(figures) == JOBS, figures
 
 
-@once
-def damaged_on_disk():
+@on_both
+def damaged_on_disk(name, ledger):
     """9, 10: one bit flips in a stored unit, another loses its tail; rebuild names them and they are redone"""
-    f = Farm("flip")
+    f = Farm(name, ledger)
     f.convert()
     f.worker("a")
     f.until(done(EXPERTS + 3), 200)
     kill(f.coordinator)
     units = sorted((f.dst / ".work").glob("*/expert.*.unit"))
-    if len(units) >= 2:
-        data = bytearray(units[0].read_bytes())
-        data[len(data) // 2] ^= 1
-        units[0].write_bytes(data)
-        units[1].write_bytes(units[1].read_bytes()[:-7])
-        said = must("farm", "rebuild", f.dst)
-        assert "2 damaged ones removed" in said, said
+    assert len(units) >= 2, units
+    data = bytearray(units[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    units[0].write_bytes(data)
+    units[1].write_bytes(units[1].read_bytes()[:-7])
+    said = must("farm", "rebuild", f.dst)
+    assert "2 damaged ones removed" in said, said
     f.convert(resume=True)
     f.finish()
 
 
-@once
-def full_disk():
+@on_both
+def full_disk(name, ledger):
     """11: the coordinator's disk is full; it says so, hands out nothing, and goes on when there is room"""
-    disk = WORK / "disk"
+    disk = WORK / f"{name}.disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True,
                       check=False).returncode:
         raise Skip("cannot mount a small file system here")
     try:
-        f = Farm("full")
+        f = Farm(name, ledger)
         f.dst = disk / "dst"
         f.convert()
         f.worker("a")
@@ -221,16 +348,16 @@ def full_disk():
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
-@once
-def full_worker():
+@on_both
+def full_worker(name, ledger):
     """11: a worker's disk is full; it hands its jobs back, the other does them"""
-    disk = WORK / "wdisk"
+    disk = WORK / f"{name}.disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True,
                       check=False).returncode:
         raise Skip("cannot mount a small file system here")
     try:
-        f = Farm("fullworker")
+        f = Farm(name, ledger)
         f.convert()
         f.workers["small"] = start(["worker", "--join", f.join, "--dir", disk, "--name", "small", "--quiet"],
                                    f.dir / "small.log")
@@ -310,26 +437,22 @@ time_t time(time_t *out)
 """
 
 
-@once
-def clock_skew():
+@on_both
+def clock_skew(name, ledger):
     """17: one worker's clock is an hour ahead, another's an hour behind: no effect"""
-    (WORK / "shim.c").write_text(SHIM)
-    lib = WORK / "shim.so"
-    if subprocess.run(["cc", "-shared", "-fPIC", "-o", lib, WORK / "shim.c", "-ldl"], capture_output=True,
-                      check=False).returncode:
-        raise Skip("no compiler for the clock shim")
-    f = Farm("clock", lease=2)
+    lib = preload("shim", SHIM)
+    f = Farm(name, ledger, lease=2)
     f.convert()
     for n, s in (("ahead", 3600), ("behind", -3600)):
-        f.worker(n, env={"LD_PRELOAD": str(lib), "SHIM_SECONDS": str(s)})
+        f.worker(n, env={"LD_PRELOAD": lib, "SHIM_SECONDS": str(s)})
     figures = f.finish(240)
     assert total(figures) == JOBS and all(w["crashes"] == 0 for w in figures.values()), figures
 
 
-@once
-def bad_line():
+@on_both
+def bad_line(name, ledger):
     """5: a slow line that breaks again and again"""
-    f = Farm("line", lease=3)
+    f = Farm(name, ledger, lease=3)
     f.convert()
     f.worker("a", url=Proxy(f.port, delay=0.02, cut=0.03, seed=3).url)
     f.worker("b", url=Proxy(f.port, delay=0.02, cut=0.03, seed=4).url)
@@ -337,19 +460,67 @@ def bad_line():
 
 
 @once
-def small_worker():
+def shared_folder():
+    """blobs and units through a folder that both see: next to nothing by HTTPS, and nothing left in it"""
+    share = WORK / "share"
+    f = Farm("shared", share=share, trunk="4")
+    f.convert()
+    f.worker("a")
+    f.worker("b", "--share", "none")
+    figures = f.finish()
+    assert figures["a"]["done"] > 4 and figures["a"]["down_bytes"] == 0 and figures["a"]["up_bytes"] > 0, figures
+    assert figures["b"]["down_bytes"] > 0, figures
+    left = [p for p in share.rglob("*") if p.is_file()]
+    assert not left, left
+
+
+@once
+def lagging_folder():
+    """19: the shared folder shows files two seconds late, and without their bytes at first: no false poison"""
+    here, there = WORK / "here", WORK / "there"
+    here.mkdir()
+    there.mkdir()
+    lagging = Lagging(here, there)
+    f = Farm("lagging", share=here)
+    f.convert()
+    f.until(lambda s: (there / "in").is_dir())
+    f.worker("a", "--share", there)
+    figures = f.finish(240)
+    lagging.over = True
+    assert figures["a"]["done"] == JOBS and figures["a"]["failures"] == 0, figures
+    # Everything goes through the folder although it shows late.
+    assert figures["a"]["down_bytes"] == 0 and "HTTPS" not in (f.dir / "a.log").read_text(), f.logs()
+    assert "poisoned" not in f.log(), f.log()
+
+
+@once
+def blind_folder():
+    """19: a folder in which the other side's files never show: HTTPS serves, after three waits"""
+    here, there = WORK / "blind-here", WORK / "blind-there"
+    (there / "in").mkdir(parents=True)
+    here.mkdir()
+    f = Farm("blind", share=here)
+    f.convert()
+    f.worker("a", "--share", there)
+    figures = f.finish(240)
+    assert figures["a"]["done"] == JOBS and figures["a"]["failures"] == 0, figures
+    assert "a minute of HTTPS" in (f.dir / "a.log").read_text(), f.logs()
+
+
+@on_both
+def small_worker(name, ledger):
     """20: a worker with room for one expert at a time"""
-    f = Farm("small")
+    f = Farm(name, ledger)
     f.convert()
     f.worker("a", "--memory", "1")
     figures = f.finish()
     assert figures["a"]["done"] == JOBS, figures
 
 
-@once
-def changed_inputs():
-    """22: a resume with another calibration text or another source is refused, with its reason"""
-    f = Farm("changed")
+@on_both
+def changed_inputs(name, ledger):
+    """22: a resume with another calibration text, source or rate is refused, with its reason"""
+    f = Farm(name, ledger)
     f.convert()
     f.worker("a")
     f.until(done(2))
@@ -366,14 +537,16 @@ def changed_inputs():
     shard.write_bytes(data)
     r = call("convert", src, f.dst, *f.settings, *f.options, "--resume")
     assert r.returncode == 2 and "other settings or another source" in r.stderr, r.stderr
+    r = call("convert", f.src, f.dst, *f.settings, *f.options, "--resume", "--bpw", 3)
+    assert r.returncode == 2 and "other settings or another source" in r.stderr, r.stderr
     f.convert(resume=True)
     f.finish()
 
 
-@once
-def going_back():
+@on_both
+def going_back(name, ledger):
     """farm rebuild --from-layer drops sealed layers; they come out the same"""
-    f = Farm("back")
+    f = Farm(name, ledger)
     f.convert()
     f.worker("a")
     f.until(lambda s: any(c["layer"] == 2 for c in s["layers"]))
@@ -386,31 +559,14 @@ def going_back():
 
 @on_both
 def terminate_everything(name, ledger):
-    """23: SIGTERM to all at random moments, round after round"""
-    f = Farm(name, ledger, tokens=64)
-    rnd = random.Random(11)
-    rounds = int(os.environ.get("KONDENSE_TEST_ROUNDS", "12"))
-    for i in range(rounds):
-        f.convert(resume=i > 0)
-        a, b = f.worker("a"), f.worker("b")
-        time.sleep(rnd.uniform(0.3, 2.0) * PACE)
-        for p in (f.coordinator, a, b):
-            if p.poll() is None:
-                p.terminate()
-        codes = [p.wait(60 * PACE) for p in (f.coordinator, a, b)]
-        if codes[0] == 0:
-            break
-        assert codes[0] == 4, (codes, f.logs())
-    else:
-        f.convert(resume=True)
-        f.worker("a")
-    f.finish(240)
+    """23: SIGTERM to all at random moments, 200 rounds (KONDENSE_TEST_ROUNDS) of as many conversions as that takes"""
+    print(f"      {rounds_of_sigterm(name, ledger, int(os.environ.get('KONDENSE_TEST_ROUNDS', '200')))} conversions")
 
 
-@once
-def comes_back():
+@on_both
+def comes_back(name, ledger):
     """a worker leaves and comes back with its key; drain sends it away"""
-    f = Farm("back2", tokens=1)
+    f = Farm(name, ledger, tokens=1)
     f.convert()
     a = f.worker("a")
     f.until(done(1))
