@@ -85,9 +85,11 @@ static inline int64_t mla_floats(int64_t heads, int64_t kv_lora, int64_t rows, i
     const int64_t latent = rows * heads * (kv_lora + KD_GPU_K3_ROPE),
                   slot = rows * heads * (kv_lora + MLA_SLOT);
 
-    /* A shorter context may have more parts than the longest one, never more than MLA_PARTS. */
-    *parts =
-        longest > KD_GPU_K3_PAGE * MLA_PARTS / 2 ? (int64_t)MLA_PARTS : (longest + part - 1) / part;
+    /* A power of two, so that few grids serve all contexts; a shorter one may have more parts than
+     * the longest, never more than MLA_PARTS. */
+    *parts = 1;
+    while (*parts < MLA_PARTS && *parts * part < (part > KD_GPU_K3_PAGE ? 2 : 1) * longest)
+        *parts *= 2;
     if (latent + *parts * slot > most)
         *parts = 1;
     return latent + *parts * slot;

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
 
 #include <functional>
 #include <mutex>
@@ -55,15 +54,27 @@ struct kd_barrier {
 struct kd_emulated_block {
     int block, blocks, thread, threads, running;
     unsigned char *shared;
-    ucontext_t main;
-    std::vector<ucontext_t> fiber;
+    void *main;
+    std::vector<void *> fiber; /* stack pointers of those that wait */
     std::vector<uint8_t> done;
     kd_barrier all, first, last, warp[32];
-    uint32_t value[32][32];
+    uint32_t value[2][32]
+                  [32]; /* of the lanes, in turns: who is a barrier ahead overwrites nobody */
     int64_t switches;
     std::function<void()> kernel;
 };
 static kd_emulated_block kd_emulated;
+
+/* Leaves what a call must keep on this stack, and goes on with another one (x86-64). */
+extern "C" void kd_fiber_switch(void **from, void *to);
+asm(".pushsection .text\n"
+    ".weak kd_fiber_switch\n"
+    ".type kd_fiber_switch, @function\n"
+    "kd_fiber_switch:\n"
+    "push %rbp\n push %rbx\n push %r12\n push %r13\n push %r14\n push %r15\n"
+    "mov %rsp, (%rdi)\n mov %rsi, %rsp\n"
+    "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n ret\n"
+    ".popsection\n");
 
 static inline void kd_emulated_wait(kd_barrier *b, int count)
 {
@@ -76,7 +87,7 @@ static inline void kd_emulated_wait(kd_barrier *b, int count)
     }
     while (b->round == round) {
         e.switches++;
-        swapcontext(&e.fiber[me], &e.main);
+        kd_fiber_switch(&e.fiber[(size_t)me], e.main);
     }
 }
 
@@ -86,7 +97,7 @@ static void kd_emulated_thread(void)
     kd_emulated.done[kd_emulated.thread] = 1;
     kd_emulated.running--;
     for (;;)
-        swapcontext(&kd_emulated.fiber[kd_emulated.thread], &kd_emulated.main);
+        kd_fiber_switch(&kd_emulated.fiber[(size_t)kd_emulated.thread], kd_emulated.main);
 }
 
 static inline void kd_emulate(int blocks, int threads, size_t shared, std::function<void()> kernel)
@@ -107,14 +118,16 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
         memset(memory.data(), 0xa5, memory.size()); /* shared memory starts as anything */
         e.all = e.first = e.last = {};
         memset(e.warp, 0, sizeof e.warp);
-        e.fiber.assign((size_t)threads, {});
+        e.fiber.assign((size_t)threads, nullptr);
         e.done.assign((size_t)threads, 0);
         e.running = threads;
         for (int t = 0; t < threads; t++) {
-            getcontext(&e.fiber[t]);
-            e.fiber[t].uc_stack.ss_sp = stacks.data() + stack * (size_t)t;
-            e.fiber[t].uc_stack.ss_size = stack;
-            makecontext(&e.fiber[t], kd_emulated_thread, 0);
+            /* Six registers, then where the switch returns to. */
+            uintptr_t top = (uintptr_t)(stacks.data() + stack * (size_t)(t + 1)) / 16 * 16 - 32;
+            void (*entry)(void) = kd_emulated_thread;
+            memcpy((void *)top, &entry, sizeof entry);
+            memset((void *)(top - 48), 0, 48);
+            e.fiber[(size_t)t] = (void *)(top - 48);
         }
         for (int64_t idle = 0; e.running;) {
             int64_t rounds = e.all.round + e.first.round + e.last.round + e.running;
@@ -122,7 +135,7 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
                 rounds += e.warp[i].round;
             for (e.thread = 0; e.thread < threads; e.thread++)
                 if (!e.done[e.thread])
-                    swapcontext(&e.main, &e.fiber[e.thread]);
+                    kd_fiber_switch(&e.main, e.fiber[(size_t)e.thread]);
             int64_t now = e.all.round + e.first.round + e.last.round + e.running;
             for (int i = 0; i < 32; i++)
                 now += e.warp[i].round;
@@ -172,28 +185,34 @@ KD_DEV void kd_sync_warp(void)
 {
     kd_emulated_wait(&kd_emulated.warp[kd_emulated.thread / 32], 32);
 }
+/* What the lanes of this warp put there, once all have. */
+static inline const uint32_t *kd_emulated_lanes(uint32_t mine)
+{
+    const int warp = kd_emulated.thread / 32;
+    uint32_t *v = kd_emulated.value[kd_emulated.warp[warp].round & 1][warp];
+
+    v[kd_emulated.thread % 32] = mine;
+    kd_sync_warp();
+    return v;
+}
 KD_DEV uint32_t kd_warp_min(uint32_t x)
 {
-    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32], m = x;
+    const uint32_t *v = kd_emulated_lanes(x);
+    uint32_t m = x;
 
-    v[kd_emulated.thread % 32] = x;
-    kd_sync_warp();
     for (int i = 0; i < 32; i++)
         m = v[i] < m ? v[i] : m;
-    kd_sync_warp();
     return m;
 }
 
 KD_DEV float kd_shuffle(float x, int from)
 {
-    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32];
-    float y;
+    uint32_t u;
 
-    memcpy(&v[kd_emulated.thread % 32], &x, sizeof x);
-    kd_sync_warp();
-    memcpy(&y, &v[from], sizeof y);
-    kd_sync_warp();
-    return y;
+    memcpy(&u, &x, sizeof u);
+    u = kd_emulated_lanes(u)[from];
+    memcpy(&x, &u, sizeof x);
+    return x;
 }
 KD_DEV float kd_shuffle_xor(float x, int mask)
 {

@@ -132,7 +132,7 @@ struct cache {
 /* The first sequence has LAST - ROWS + 2 .. LAST positions for its rows, the second one.  */
 template <int LORA, bool BF16, int ROWS> static void test_mla(int heads, const char *what)
 {
-    enum { LAST = 131, LAYERS = 2, Q_LORA = 96, W = LORA + KD_GPU_K3_ROPE, PARTS = 3 };
+    enum { LAST = 131, LAYERS = 2, Q_LORA = 96, W = LORA + KD_GPU_K3_ROPE, PARTS = 4 };
     const int64_t page_floats = LAYERS * KD_GPU_K3_PAGE * W;
     values v(LORA + (unsigned)heads);
     cache c[2] = {cache(v, LAST, (size_t)page_floats), cache(v, 3, (size_t)page_floats)};
