@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cmd/cmd.h"
+#include "cmd/model_device.h"
 #include "model/k3.h"
 #include "model/sample.h"
 #include "text/chat.h"
@@ -19,7 +20,7 @@
 enum { HISTORY_BYTES_MAX = 64 << 20, TOOLS_BYTES_MAX = 16 << 20 };
 
 static struct {
-    const char *system, *effort, *prompt, *tools;
+    const char *system, *effort, *prompt, *tools, *device;
     int64_t seed, max, experts_used, threads;
     double temp, top_p;
     bool no_think, json;
@@ -43,6 +44,7 @@ static const struct kd_opt opts[] = {
      "seed of the draws; the same seed gives the same answers (0)", .min = 0, .max = INT64_MAX},
     {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N",
      "experts a token goes through (as the model says)", .min = 1, .max = 1024},
+    KD_OPT_ROW_MODEL_DEVICE(&o.device),
     KD_OPT_ROW_THREADS(&o.threads),
     {"json", 'j', KD_OPT_FLAG, &o.json, NULL, "one JSON object a line for each answer"},
     {0}};
@@ -434,12 +436,13 @@ static int load_tools(struct session *s, struct kd_err *err)
 
 static int open_session(struct session *s, const char *dir, struct kd_err *err)
 {
+    struct kd_k3_open open = {0};
     kd_buf_init(&s->history, HISTORY_BYTES_MAX);
     kd_buf_init(&s->tools, TOOLS_BYTES_MAX);
     s->terminal = isatty(STDOUT_FILENO) && !o.json;
-    if (load_tools(s, err) || kd_tok_open(&s->tok, dir, err) ||
-        kd_cmd_run_open(&s->run, &s->kern, o.threads, err) ||
-        kd_k3_open(&s->model, dir, &s->run, NULL, err))
+    if (kd_cmd_model_device(o.device, &open.device, err) || load_tools(s, err) ||
+        kd_tok_open(&s->tok, dir, err) || kd_cmd_run_open(&s->run, &s->kern, o.threads, err) ||
+        kd_k3_open(&s->model, dir, &s->run, &open, err))
         return -1;
     int64_t vocab = kd_k3_config(s->model)->vocab, known = kd_tok_vocab(s->tok);
     s->vocab = vocab < known ? vocab : known;

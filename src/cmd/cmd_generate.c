@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cmd/cmd.h"
+#include "cmd/model_device.h"
 #include "fmt/gguf.h"
 #include "model/k3.h"
 #include "model/sample.h"
@@ -13,7 +14,7 @@
 #include <string.h>
 
 static struct {
-    const char *prompt, *ids, *trace;
+    const char *prompt, *ids, *trace, *device;
     int64_t count, top_k, seed, experts_used, threads;
     double temp, top_p, min_p, latent_eps;
     bool json;
@@ -41,6 +42,7 @@ static const struct kd_opt opts[] = {
      .num_min = 1e-12, .num_max = 1e-2},
     {"trace", 0, KD_OPT_STR, &o.trace, "FILE",
      "write the routing: pairs of 32-bit layer and expert, as they were chosen"},
+    KD_OPT_ROW_MODEL_DEVICE(&o.device),
     KD_OPT_ROW_THREADS(&o.threads),
     {"json", 0, KD_OPT_FLAG, &o.json, NULL,
      "ids, text and tokens per second as JSON instead of the text"},
@@ -240,8 +242,9 @@ static int result(struct job *j, struct kd_err *err)
 
 static int work(struct job *j, const char *dir, struct kd_err *err)
 {
-    const struct kd_k3_open open = {.eps_latent = (float)o.latent_eps};
-    if (open_tokenizer(j, dir, err) || kd_k3_open(&j->model, dir, &j->run, &open, err))
+    struct kd_k3_open open = {.eps_latent = (float)o.latent_eps};
+    if (kd_cmd_model_device(o.device, &open.device, err) || open_tokenizer(j, dir, err) ||
+        kd_k3_open(&j->model, dir, &j->run, &open, err))
         return -1;
     const struct kd_k3_cfg *c = kd_k3_config(j->model);
     if (o.experts_used > c->topk)

@@ -194,6 +194,11 @@ struct kd_k3_open {
     float eps_latent;     /* 0: the default */
     struct kd_comm *comm; /* NULL: one rank */
     struct kd_k3_part part;
+    /* 0: the CPU; N + 1: the whole model, its sequences and all arithmetic on CUDA device N. Not
+     * there: drafts (kd_k3_feed); GGUF types but BF16 and F32; one thread at a time uses the model
+     * and all of its sequences. Sums run in other orders than the CPU's (docs/numerics.md). */
+    int device;
+    bool checks; /* on a device: products as exact as they come, not as fast */
 };
 int kd_k3_open(struct kd_k3_model **m, const char *dir, const struct kd_run *run,
                const struct kd_k3_open *o, struct kd_err *err) KD_MUST;

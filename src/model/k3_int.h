@@ -64,10 +64,12 @@ struct kd_k3_model {
     struct kd_k3_layer *layers;
     struct kd_k3_ends ends;
     struct kd_store *store;
+    struct kd_k3_device *dev; /* NULL: the CPU; model/k3_device.h */
 };
 
 struct kd_k3_seq {
     const struct kd_k3_model *m;
+    struct kd_k3_device_seq *dev; /* its states, when the model has a device; `state` is unused */
     int64_t pos;
     int64_t drafted;            /* tokens of the last feed, if it was a draft */
     struct kd_k3_state state[]; /* [layers] */

@@ -1,5 +1,5 @@
 #include "base/mem.h"
-#include "model/k3_int.h"
+#include "model/k3_device.h"
 
 #include <string.h>
 
@@ -21,9 +21,10 @@ static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3
     for (int64_t l = 0; l < m->cfg.layers; l++)
         if (kd_k3_layer_load(&m->layers[l], &m->cfg, m->ck, l, part, err))
             return -1;
-    if (kd_k3_ends_load(&m->ends, &m->cfg, m->ck, err))
+    if (kd_k3_ends_load(&m->ends, &m->cfg, m->ck, err) ||
+        kd_k3_store_open(&m->store, &m->cfg, m->ck, part, err))
         return -1;
-    return kd_k3_store_open(&m->store, &m->cfg, m->ck, part, err);
+    return o && o->device ? kd_k3_device_open(&m->dev, m, o->device - 1, o->checks, err) : 0;
 }
 
 int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *run,
@@ -50,6 +51,7 @@ void kd_k3_close(struct kd_k3_model *m)
 {
     if (!m)
         return;
+    kd_k3_device_close(m->dev);
     for (int64_t l = 0; m->layers && l < m->cfg.layers; l++)
         kd_k3_layer_release(&m->layers[l]);
     kd_mem_free(m->layers);
@@ -75,16 +77,19 @@ struct pass {
     const struct kd_k3_feed *feeds;
     const struct kd_k3_options *o;
     int64_t feed_count;
-    int64_t *done; /* [feeds] tokens fed so far */
-    int64_t *out;  /* [feeds] first row of each feed's logits */
-    int64_t *part; /* [feeds] feed number of each segment */
+    int64_t *done;          /* [feeds] tokens fed so far */
+    int64_t *out;           /* [feeds] first row of each feed's logits */
+    int64_t *part;          /* [feeds] feed number of each segment */
+    struct kd_k3_seq **seq; /* [feeds] its sequence, for a device */
     struct kd_k3_seg *segs;
     int64_t seg_count, rows;
     int32_t *ids;  /* [rows] */
     int32_t *topk; /* [rows][topk] routing, for the trace */
     float *weight;
-    float *h;       /* [rows][hidden] */
-    int64_t *place; /* [rows] logits row of each wanted row of h */
+    float *h;        /* [rows][hidden] */
+    int32_t *wanted; /* [rows] rows whose logits are asked for */
+    int64_t *place;  /* [rows] and where they go */
+    const struct kd_k3_model *m;
 };
 
 /* Chooses the tokens of the next pass. A feed that does not fit is cut at a multiple of the chunk,
@@ -109,8 +114,10 @@ static void next_pass(struct pass *p)
     }
 }
 
-static void trace(const struct pass *p, const struct kd_k3_model *m, int64_t layer)
+static void trace(void *ctx, int64_t layer)
 {
+    const struct pass *p = ctx;
+    const struct kd_k3_model *m = p->m;
     for (int64_t s = 0; s < p->seg_count; s++)
         for (int64_t t = 0; t < p->segs[s].count; t++) {
             int64_t row = p->segs[s].first + t;
@@ -134,15 +141,15 @@ static int run_layers(struct kd_k3_model *m, struct pass *p, struct kd_k3_stream
                                 p->seg_count, &probe, err))
             return -1;
         if (o && o->trace && m->layers[l].moe)
-            trace(p, m, l);
+            trace(p, l);
         if (o && o->after_layer)
             o->after_layer(o->after_ctx, l, st);
     }
     return 0;
 }
 
-/* Gathers the wanted rows of h to its front and says where their logits go. */
-static int64_t wanted(struct pass *p, int64_t hidden)
+/* Which rows' logits are asked for. */
+static int64_t wanted(const struct pass *p)
 {
     int64_t n = 0;
     for (int64_t s = 0; s < p->seg_count; s++) {
@@ -152,8 +159,7 @@ static int64_t wanted(struct pass *p, int64_t hidden)
             int64_t at = p->done[f] + t;
             if (!feed->want || (feed->want == 1 && at != feed->count - 1))
                 continue;
-            memmove(p->h + n * hidden, p->h + (p->segs[s].first + t) * hidden,
-                    (size_t)hidden * sizeof *p->h);
+            p->wanted[n] = (int32_t)(p->segs[s].first + t);
             p->place[n++] = p->out[f] + (feed->want == 1 ? 0 : at);
         }
     }
@@ -166,7 +172,9 @@ static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_strea
     int64_t hid = m->cfg.hidden, vocab = m->cfg.vocab;
     if (kd_k3_final(&m->run, &m->cfg, &m->ends, st, p->h, err))
         return -1;
-    int64_t n = wanted(p, hid);
+    int64_t n = wanted(p);
+    for (int64_t i = 0; i < n; i++)
+        memmove(p->h + i * hid, p->h + p->wanted[i] * hid, (size_t)hid * sizeof *p->h);
     for (int64_t i = 0, run; i < n; i += run) {
         for (run = 1; i + run < n && p->place[i + run] == p->place[i] + run; run++)
             ;
@@ -177,7 +185,29 @@ static int heads(struct kd_k3_model *m, struct pass *p, const struct kd_k3_strea
     return 0;
 }
 
-static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)
+static int run_on_device(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)
+{
+    bool traced = p->o && p->o->trace;
+    for (int64_t s = 0; s < p->seg_count; s++)
+        p->seq[s] = p->feeds[p->part[s]].seq;
+    const struct kd_k3_device_pass d = {.segs = p->segs,
+                                        .seq = p->seq,
+                                        .seg_count = p->seg_count,
+                                        .rows = p->rows,
+                                        .ids = p->ids,
+                                        .wanted = p->wanted,
+                                        .place = p->place,
+                                        .wanted_count = logits ? wanted(p) : 0,
+                                        .logits = logits,
+                                        .o = p->o,
+                                        .topk = traced ? p->topk : NULL,
+                                        .weight = p->weight,
+                                        .routed = trace,
+                                        .ctx = p};
+    return kd_k3_device_run(m->dev, &d, err);
+}
+
+static int run_on_cpu(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)
 {
     struct kd_k3_stream st;
     if (kd_k3_stream_init(&st, &m->cfg, p->rows, err))
@@ -187,6 +217,12 @@ static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct
                  ? -1
                  : 0;
     kd_k3_stream_release(&st);
+    return rc;
+}
+
+static int run_pass(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)
+{
+    int rc = m->dev ? run_on_device(m, p, logits, err) : run_on_cpu(m, p, logits, err);
     for (int64_t s = 0; !rc && s < p->seg_count; s++) {
         p->done[p->part[s]] += p->segs[s].count;
         p->feeds[p->part[s]].seq->pos += p->segs[s].count;
@@ -201,13 +237,14 @@ static int pass_init(struct pass *p, const struct kd_k3_model *m, int64_t tokens
 {
     int64_t n = p->feed_count, k = m->cfg.topk;
     int64_t rows = tokens < KD_K3_FORWARD_ROWS ? tokens : KD_K3_FORWARD_ROWS;
-    int64_t bytes = n * (int64_t)(3 * sizeof(int64_t) + sizeof(struct kd_k3_seg)) +
-                    rows * (int64_t)(sizeof(int64_t) + sizeof(int32_t)) +
+    int64_t bytes = n * (int64_t)(3 * sizeof(int64_t) + sizeof(struct kd_k3_seg) + sizeof *p->seq) +
+                    rows * (int64_t)(sizeof(int64_t) + 2 * sizeof(int32_t)) +
                     rows * (2 * k + m->cfg.hidden) * (int64_t)sizeof(float);
     if (kd_mem_zero(block, bytes, 1, "forward pass", err))
         return -1;
     p->segs = *block;
-    p->done = (int64_t *)(void *)(p->segs + n);
+    p->seq = (struct kd_k3_seq **)(void *)(p->segs + n);
+    p->done = (int64_t *)(void *)(p->seq + n);
     p->out = p->done + n;
     p->part = p->out + n;
     p->place = p->part + n;
@@ -215,13 +252,14 @@ static int pass_init(struct pass *p, const struct kd_k3_model *m, int64_t tokens
     p->weight = p->h + rows * m->cfg.hidden;
     p->topk = (int32_t *)(void *)(p->weight + rows * k);
     p->ids = p->topk + rows * k;
+    p->wanted = p->ids + rows;
     return 0;
 }
 
 int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t count,
                   const struct kd_k3_options *o, float *logits, struct kd_err *err)
 {
-    struct pass p = {.feeds = feeds, .o = o, .feed_count = count};
+    struct pass p = {.feeds = feeds, .o = o, .feed_count = count, .m = m};
     void *block;
     int64_t rows = 0, left = 0;
     for (int64_t f = 0; f < count; f++) {

@@ -1,7 +1,7 @@
 /* Sequences: the states of all layers, copied, taken back, counted, written and read. */
 #include "base/hash.h"
 #include "base/mem.h"
-#include "model/k3_int.h"
+#include "model/k3_device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,11 @@ int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct k
                     "sequence", err))
         return -1;
     s->m = m;
-    for (int64_t l = 0; l < m->cfg.layers; l++)
+    if (m->dev && kd_k3_device_seq_open(&s->dev, m->dev, err)) {
+        kd_k3_seq_close(s);
+        return -1;
+    }
+    for (int64_t l = 0; !m->dev && l < m->cfg.layers; l++)
         if (kd_k3_state_init(&s->state[l], &m->cfg, &m->layers[l], err)) {
             kd_k3_seq_close(s);
             return -1;
@@ -27,6 +31,8 @@ void kd_k3_seq_close(struct kd_k3_seq *s)
 {
     if (!s)
         return;
+    if (s->m->dev)
+        kd_k3_device_seq_close(s->dev, s->m->dev);
     for (int64_t l = 0; l < s->m->cfg.layers; l++)
         kd_k3_state_release(&s->state[l]);
     kd_mem_free(s);
@@ -50,9 +56,9 @@ int kd_k3_seq_copy(struct kd_k3_seq **out, const struct kd_k3_seq *from, struct 
         *out = NULL;
         return -1;
     }
-    int rc = 0;
+    int rc = m->dev ? kd_k3_device_seq_copy(s->dev, from->dev, from->pos, m->dev, err) : 0;
     s->pos = from->pos;
-    for (int64_t l = 0; l < m->cfg.layers && !rc; l++) {
+    for (int64_t l = 0; l < m->cfg.layers && !rc && !m->dev; l++) {
         struct kd_k3_state *to = &s->state[l];
         if (m->layers[l].mla) {
             rc = kd_k3_state_copy(to, &from->state[l], row_width(&m->cfg), err);
@@ -107,6 +113,8 @@ int64_t kd_k3_seq_charge(struct kd_k3_seq *s, int by)
 {
     const struct kd_k3_model *m = s->m;
     int64_t floats = 0, page = KD_K3_PAGE * row_width(&m->cfg);
+    if (m->dev)
+        return kd_k3_device_seq_charge(s->dev, m->dev, by);
     for (int64_t l = 0; l < m->cfg.layers; l++) {
         struct kd_k3_state *st = &s->state[l];
         if (!m->layers[l].mla)
@@ -163,6 +171,8 @@ int kd_k3_seq_write(const struct kd_k3_seq *s,
                     void *ctx, struct kd_err *err)
 {
     struct writer w = {io, ctx};
+    if (s->m->dev)
+        return kd_k3_device_seq_io(s->dev, s->m->dev, s->pos, true, write_run, &w, err);
     for (int64_t l = 0; l < s->m->cfg.layers; l++) {
         struct kd_k3_state st = s->state[l];
         if (layer_io(s->m, l, &st, s->pos, write_run, &w, err))
@@ -181,8 +191,10 @@ int kd_k3_seq_read(struct kd_k3_seq **out, const struct kd_k3_model *m, int64_t 
         return kd_fail(err, KD_ECORRUPT, "a sequence of %lld tokens", (long long)pos);
     if (kd_k3_seq_open(&s, m, err))
         return -1;
-    int rc = 0;
-    for (int64_t l = 0; l < m->cfg.layers && !rc; l++) {
+    int rc = m->dev ? kd_k3_device_seq_reserve(s->dev, m->dev, pos, err) ||
+                          kd_k3_device_seq_io(s->dev, m->dev, pos, false, io, ctx, err)
+                    : 0;
+    for (int64_t l = 0; l < m->cfg.layers && !rc && !m->dev; l++) {
         struct kd_k3_state *st = &s->state[l];
         rc = (m->layers[l].mla ? kd_k3_state_reserve(st, pos, row_width(&m->cfg), err) : 0) ||
                      layer_io(m, l, st, pos, io, ctx, err)

@@ -1,0 +1,144 @@
+/* A whole model on one device: weights, the states of its sequences, forward passes (docs/map.md,
+ * gpu/). kd_k3_open, kd_k3_forward and kd_k3_seq_* lead here when a model was opened with a device;
+ * nothing outside src/model includes this.
+ *
+ * Nothing of a pass is cut: a token's bits depend on its sequence alone as long as passes have at
+ * most KD_GPU_ROWS rows, and above that on no more than their being longer (gpu/product.h). */
+#ifndef KD_MODEL_K3_DEVICE_H
+#define KD_MODEL_K3_DEVICE_H
+
+#include "gpu/graph.h"
+#include "gpu/k3_ops.h"
+#include "gpu/product.h"
+#include "model/k3_int.h"
+
+enum {
+    KD_K3_DEVICE_LOGITS = 64, /* rows of logits on the device at a time */
+    KD_K3_DEVICE_GRAPHS = 64, /* kept */
+    KD_K3_DEVICE_SLAB = 16    /* pages allocated at a time */
+};
+
+/* One layer's weights on the device. */
+struct kd_k3_device_layer {
+    struct kd_gpu_mat q, k, v, f_a, f_b, b;
+    struct kd_gpu_mat q_a, q_b, kv_a;
+    struct kd_gpu_mat g, o, gate, up, down, router, routed_down, routed_up;
+    const void *kv_b; /* [heads * (nope + v_dim)][kv_lora] */
+    bool kv_b_bf16;
+    float *input_norm, *post_norm, *attn_res, *mlp_res;
+    float *q_conv, *k_conv, *v_conv, *decay, *dt_bias, *o_norm;
+    float *q_a_norm, *kv_a_norm, *router_bias, *routed_norm;
+    struct kd_gpu_experts *experts;
+    void *memory; /* behind all of it but the experts */
+    void *experts_memory;
+    int64_t
+        state; /* KDA: floats from a sequence's states to this layer's; MLA: from a page's start */
+};
+
+/* Arrays of a pass, all in device memory. */
+struct kd_k3_device_work {
+    float *p, *bank, *x, *y,
+        *a; /* stream, banks, normed input, attention before o_proj and after */
+    float *q, *k, *v, *gate, *z, *fa, *beta; /* KDA; q and gate also MLA's */
+    float *cq, *kv, *mla;
+    float *inner, *up, *f, *shared; /* MLPs: gate half, then the product; up half; routed, shared */
+    float *logits, *latent, *u, *weight;
+    int32_t *ids;
+    float *h, *head; /* final rows and their logits */
+    int64_t mla_floats;
+    void *scratch;
+    int64_t scratch_bytes;
+};
+
+struct kd_k3_device_page {
+    struct kd_k3_device_page *next; /* free ones */
+    float *at;
+    int refs, charged;
+};
+
+struct kd_k3_device_graph {
+    int64_t rows, wanted, parts, used; /* what it was made for */
+    int64_t last;                      /* when it was used */
+    struct kd_gpu_graph *graph;
+};
+
+struct kd_k3_device {
+    struct kd_gpu *g;
+    int index;
+    const struct kd_k3_model *m;
+    enum kd_gpu_class cls;
+    struct kd_k3_device_layer *layers;
+    const void *embed;
+    bool embed_bf16;
+    struct kd_gpu_mat head;
+    float *norm, *out_res;
+    void *ends_memory, *work_memory;
+    struct kd_k3_device_work w;
+    int64_t rows_max;
+    /* What a pass tells the kernels: segments, ids, their segments, wanted rows. */
+    unsigned char *batch, *batch_host;
+    int64_t kda_floats, page_floats; /* of one sequence; of one page, all layers */
+    void **slab;
+    int64_t slabs;
+    struct kd_k3_device_page *pages_free;
+    void **states_free; /* KDA states of closed sequences */
+    int64_t states, states_cap;
+    struct kd_k3_device_graph graphs[KD_K3_DEVICE_GRAPHS];
+    int64_t runs;
+};
+
+/* One sequence's states there. */
+struct kd_k3_device_seq {
+    float *kda;
+    struct kd_k3_device_page **page;
+    int64_t pages, page_cap;
+    float **table; /* the pages' addresses, on the device */
+    int64_t table_cap;
+};
+
+/* m is open and stays, its device not yet; needs m->layers, ends and store. */
+int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, int index,
+                      bool checks, struct kd_err *err) KD_MUST;
+void kd_k3_device_close(struct kd_k3_device *d);
+/* All weights; says what is needed where there is too little room. */
+int kd_k3_device_load(struct kd_k3_device *d, struct kd_err *err) KD_MUST;
+/* Bytes of the work space, once the shapes of all matrices stand in d->layers. */
+int64_t kd_k3_device_work_bytes(struct kd_k3_device *d);
+/* What closed sequences left, and all pages. */
+void kd_k3_device_states_release(struct kd_k3_device *d);
+
+int kd_k3_device_seq_open(struct kd_k3_device_seq **out, struct kd_k3_device *d,
+                          struct kd_err *err) KD_MUST;
+void kd_k3_device_seq_close(struct kd_k3_device_seq *s, struct kd_k3_device *d);
+/* Pages for positions up to `rows`. The last page, which is not full, is always this sequence's
+ * own. */
+int kd_k3_device_seq_reserve(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64_t rows,
+                             struct kd_err *err) KD_MUST;
+int kd_k3_device_seq_copy(struct kd_k3_device_seq *to, const struct kd_k3_device_seq *from,
+                          int64_t pos, struct kd_k3_device *d, struct kd_err *err) KD_MUST;
+/* kd_k3_seq_charge; _write (to io) and _read (from io; the pages must be there). */
+int64_t kd_k3_device_seq_charge(struct kd_k3_device_seq *s, const struct kd_k3_device *d, int by);
+int kd_k3_device_seq_io(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64_t pos, bool write,
+                        int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err),
+                        void *ctx, struct kd_err *err) KD_MUST;
+
+/* One pass: tokens of some sequences, at most KD_K3_FORWARD_ROWS of them. */
+struct kd_k3_device_pass {
+    const struct kd_k3_seg *segs; /* first and count alone */
+    struct kd_k3_seq *const *seq; /* [seg_count] */
+    int64_t seg_count, rows;
+    const int32_t *ids;
+    const int32_t *wanted; /* rows whose logits are asked for, ascending */
+    const int64_t *place;  /* and where they go */
+    int64_t wanted_count;
+    float *logits;
+    const struct kd_k3_options *o;
+    int32_t *topk; /* routing of a layer, for whoever watches: NULL, or [rows][topk] */
+    float *weight;
+    void (*routed)(void *ctx, int64_t layer); /* topk and weight are filled */
+    void *ctx;
+};
+int kd_k3_device_run(struct kd_k3_device *d, const struct kd_k3_device_pass *p,
+                     struct kd_err *err) KD_MUST;
+
+#endif
