@@ -9,9 +9,7 @@
 
 bool kd_hollow_is(const struct kd_source_file *f)
 {
-    static const char end[] = ".safetensors";
-    size_t n = strlen(f->name), m = sizeof end - 1;
-    return n > m && !strcmp(f->name + n - m, end) && !strchr(f->name, '/') &&
+    return kd_name_ends(f->name, ".safetensors") && !strchr(f->name, '/') &&
            strncmp(f->name, "golden", 6) != 0;
 }
 
