@@ -6,6 +6,7 @@
 #include "cmd/cmd.h"
 #include "cmd/convert_farm.h"
 #include "cmd/convert_gguf.h"
+#include "cmd/device.h"
 #include "cmd/discard.h"
 #include "cmd/remote.h"
 #include "convert/job.h"
@@ -20,9 +21,9 @@ enum { VARIANTS_MAX = 8 };
 
 static struct {
     const char *bpw, *trunk, *head, *calib, *weight, *recipe, *codebook, *json;
-    const char *to, *trunk_type, *chat_template;
+    const char *to, *trunk_type, *chat_template, *device;
     struct kd_discard_check check;
-    int64_t split, size, rows, cols, seed, threads;
+    int64_t split, size, rows, cols, seed, threads, lanes;
     double latent_eps, damping;
     bool uniform, resume, dry, quiet, discard;
     struct kd_convert_farm farm;
@@ -88,6 +89,10 @@ static const struct kd_opt opts[] = {
     {"save-ref", 0, KD_OPT_STR, &o.check.save_ref, "FILE",
      "with --check-text: keep what checks of other models need of the source"},
     KD_REMOTE_OPTS,
+    KD_OPT_ROW_DEVICE(&o.device),
+    {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
+     "with --device cuda: experts side by side, each takes memory (one a thread, at most 64)",
+     .min = 1, .max = KD_FARM_LANES},
     KD_OPT_ROW_THREADS(&o.threads),
     {"farm", 0, KD_OPT_STR, &o.farm.url, "URL",
      "coordinate workers, who reach this machine at URL (docs/farm.md)"},
@@ -259,6 +264,46 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
     return 0;
 }
 
+/* Experts side by side: a device is faster the more of them there are. */
+static int lanes(const struct kd_run *run)
+{
+    int64_t n = o.lanes ? o.lanes : kd_pool_threads(run->pool);
+    return !run->encoder ? 1 : n > KD_FARM_LANES ? KD_FARM_LANES : (int)n;
+}
+
+static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count)
+{
+    char need[32], have[32];
+    struct kd_gpu_encoder_facts f;
+    if (!run->encoder)
+        return;
+    kd_gpu_encoder_facts(run->encoder, &f);
+    int64_t most = kd_job_device_bytes(jobs, count);
+    kd_show_bytes(need, sizeof need, most < f.memory_bytes ? most : f.memory_bytes);
+    kd_show_bytes(have, sizeof have, f.memory_bytes);
+    printf("device: %d x %s, at most %s of the %s free on each; %d lanes\n", f.devices, f.name,
+           need, have, lanes(run));
+}
+
+static int check_device(const struct kd_run *run, const struct kd_job *jobs, int count,
+                        struct kd_err *err)
+{
+    char need[32], have[32];
+    struct kd_gpu_encoder_facts f;
+    if (!run->encoder)
+        return 0;
+    kd_gpu_encoder_facts(run->encoder, &f);
+    int64_t least = kd_job_device_least(jobs, count);
+    kd_show_bytes(need, sizeof need, least);
+    kd_show_bytes(have, sizeof have, f.memory_bytes);
+    if (least > f.memory_bytes)
+        return kd_fail(err, KD_ENOMEM,
+                       "the largest tensor needs %s of device memory, %s are free on %s: use "
+                       "--device cpu",
+                       need, have, f.name);
+    return 0;
+}
+
 static void print_plan(const struct kd_job *j, int64_t planned)
 {
     char total[32], peak[32], disk[32];
@@ -309,6 +354,7 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                         o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
+        w->job[i].lanes = lanes(&w->run);
         w->jobs++;
         finished += w->job[i].finished && !w->job[i].swept;
     }
@@ -371,6 +417,14 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
            took, (long long)peak, (long long)w->planned, (long long)resident);
     if (o.discard)
         kd_discard_print(&w->discard);
+    struct kd_gpu_encoder_facts f = {0};
+    if (w->run.encoder) {
+        kd_gpu_encoder_facts(w->run.encoder, &f);
+        printf("device: %lld tiles searched in %lld rounds, %.1f s of the device's time, at most "
+               "%lld bytes of it\n",
+               (long long)f.tiles, (long long)f.rounds, f.targets_s + f.search_s + f.update_s,
+               (long long)f.used_bytes);
+    }
     for (int i = 0; i < w->jobs && !o.check.text; i++)
         printf("next: kondense check SRC %s --text FILE --html report.html\n", w->job[i].dst);
     if (!o.json)
@@ -383,6 +437,11 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     kd_jw_int(&j, "peak_bytes", peak);
     kd_jw_int(&j, "planned_peak_bytes", w->planned);
     kd_jw_int(&j, "resident_peak_bytes", resident);
+    if (w->run.encoder) {
+        kd_jw_int(&j, "device_peak_bytes", f.used_bytes);
+        kd_jw_int(&j, "device_tiles", f.tiles);
+        kd_jw_num(&j, "device_seconds", f.targets_s + f.search_s + f.update_s);
+    }
     if (o.discard)
         kd_discard_json(&w->discard, &j);
     kd_jw_open(&j, "models", '[');
@@ -409,7 +468,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
 {
     double began = kd_clock_s();
     (void)argc;
-    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) || open_source(w, argv[0], argv[1], err))
+    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
+        kd_cmd_encoder_open(&w->run, o.device, err) || open_source(w, argv[0], argv[1], err))
         return -1;
     if (o.dry) {
         struct kd_rate_wish list[VARIANTS_MAX];
@@ -419,6 +479,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         for (int i = 0; i < count; i++) {
             struct kd_job j = {
                 .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
+            j.lanes = lanes(&w->run);
             j.T = w->text.rows * w->text.cols;
             j.block_T = kd_job_block_tokens(&w->text);
             j.recipe = kd_recipe_of(recipe_name());
@@ -427,6 +488,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
                 return -1;
             print_plan(&j, kd_job_peak_bytes(&j, 1));
+            print_device(&w->run, &j, 1);
             kd_rates_release(&j.rates);
         }
         return 0;
@@ -437,12 +499,16 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
                            err) ||
         open_jobs(w, argv[1], err) || check_disk(w, err))
         return -1;
+    if (check_device(&w->run, w->job, w->jobs, err))
+        return -1;
     w->planned = kd_job_peak_bytes(w->job, w->jobs);
     for (int i = 0; i < w->jobs; i++)
         if (w->job[i].finished)
             printf("%s\n  finished before\n", w->job[i].dst);
         else
             print_plan(&w->job[i], w->planned);
+    print_device(&w->run, w->job, w->jobs);
+    fflush(stdout);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
     if (kd_log_file(log, err) || kd_convert_farm_open(&o.farm, w->job, w->jobs, &w->home, err) ||
@@ -462,6 +528,8 @@ static int to_gguf(const char **argv, struct kd_err *err)
                              .stopped = stopped};
     if (o.bpw || o.size >= 0 || o.calib)
         return kd_fail(err, KD_EUSAGE, "--to gguf takes no --bpw, --size and --calib");
+    if (o.device && strcmp(o.device, "cpu") != 0)
+        return kd_fail(err, KD_EUSAGE, "--to gguf copies and casts: --device has nothing to do");
     kd_progress_quiet(o.quiet);
     return kd_cmd_convert_gguf(argv[0], argv[1], &set, o.threads, o.json, err);
 }
@@ -477,6 +545,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
         return -1;
     kd_buf_init(&w->source, 1 << 26);
     int rc = convert(w, argc, argv, err);
+    if (rc && err->code == KD_EGPU)
+        kd_cmd_offer_cpu(err, "what is finished stays: go on with --resume, with --device cpu if "
+                              "need be");
     for (int i = 0; i < w->jobs; i++)
         kd_job_close(&w->job[i]);
     kd_home_release(&w->home);
@@ -490,6 +561,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     else if (!o.discard && w->ck)
         kd_ckpt_close(w->ck);
     kd_buf_release(&w->source);
+    kd_cmd_encoder_close(&w->run);
     kd_cmd_run_close(&w->run);
     kd_mem_free(w);
     return rc;

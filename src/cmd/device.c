@@ -51,7 +51,17 @@ int kd_cmd_encoder_open(struct kd_run *run, const char *text, struct kd_err *err
     run->encoder = NULL;
     if (kd_cmd_device_parse(text, index, &count, err))
         return -1;
-    return count ? kd_gpu_encoder_open(&run->encoder, index, count, 0, err) : 0;
+    if (!count || !kd_gpu_encoder_open(&run->encoder, index, count, 0, err))
+        return 0;
+    kd_cmd_offer_cpu(err, "use --device cpu");
+    return -1;
+}
+
+void kd_cmd_offer_cpu(struct kd_err *err, const char *offer)
+{
+    size_t n = strlen(err->msg);
+    if (err->code != KD_EUSAGE && err->code != KD_ECANCEL && !strstr(err->msg, "--device cpu"))
+        snprintf(err->msg + n, sizeof err->msg - n, "; %s", offer);
 }
 
 void kd_cmd_encoder_close(struct kd_run *run)

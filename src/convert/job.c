@@ -476,6 +476,7 @@ int kd_job_farm(struct kd_job *j, const struct kd_farm_opts *with, struct kd_err
     o.layers = j->cfg.layers;
     o.digest = j->digest;
     o.run = j->run;
+    o.lanes = j->lanes;
     o.stopped = j->stopped;
     o.bad_dir = bad;
     return write_farm_json(j, o.ledger, run, err) || kd_farm_open(&j->farm, &o, err) ? -1 : 0;

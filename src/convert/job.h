@@ -49,6 +49,7 @@ struct kd_job {
     int64_t T_hess;          /* tokens the experts' Hessians see (recipe auto holds some back) */
     struct kd_store *source; /* experts of the source */
     struct kd_farm *farm;    /* encodes experts; opened by kd_job_farm */
+    int lanes;               /* experts side by side (kd_farm_opts); 0: one */
     /* window of the stream: one block */
     struct kd_k3_stream win;
     struct kd_k3_seg *segs; /* one per row of a block */
@@ -83,6 +84,11 @@ int kd_job_ends(struct kd_job *j, struct kd_err *err) KD_MUST;
 /* Anonymous memory that these rates, made together, will need at most, in bytes: what is there now
  * included, so it is asked once all are open and none has begun. */
 int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count);
+/* Device memory that these rates' tensors will need at most, on one device, with all lanes at work;
+ * with less, lanes wait for each other. 0 without devices. */
+int64_t kd_job_device_bytes(const struct kd_job *jobs, int count);
+/* The largest tensor's alone: with less the conversion cannot be. */
+int64_t kd_job_device_least(const struct kd_job *jobs, int count);
 /* Free disk that the rest needs. */
 int64_t kd_job_disk_bytes(const struct kd_job *j);
 /* "sources": names, sizes and SHA-256 of the shards and config; reads every byte once, and asks

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
+#include "gpu/encode.h"
 
 #include <string.h>
 
@@ -19,6 +20,11 @@ static int64_t most(int64_t a, int64_t b)
 static int64_t threads_of(const struct kd_job *j)
 {
     return kd_pool_threads(j->run->pool);
+}
+
+static int64_t lanes_of(const struct kd_job *j)
+{
+    return j->lanes > 1 ? j->lanes : 1;
 }
 
 /* Of k inputs, where something that reads them is quantized. */
@@ -40,6 +46,10 @@ static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned 
     n = kd_exl3_pad(n);
     int64_t square = j->recipe.feedback || j->recipe.refit ? 4 * k * k : 0;
     int64_t panels = most(4 * 512 * k, 4 * 128 * n);
+    if (j->run->encoder) /* most of it lies on the device; the refit fetches U */
+        return 8 * k * n + (j->recipe.refit ? 4 * k * k : 0) + 16 * (k + n) +
+               4 * KD_TILE_WEIGHTS * (4 * most(k, n) / KD_TILE + 32) +
+               k * n * (int64_t)rate16 / 128;
     return 12 * k * n + square + panels + k * n * (int64_t)rate16 / 128 +
            threads_of(j) * (int64_t)kd_trellis_scratch_bytes();
 }
@@ -53,10 +63,15 @@ static int64_t block(const struct kd_job *j, int64_t width)
 /* `count` products at once of `rows` activations with matrices of k inputs (kern/mat.c): as many as
  * there are threads run side by side, fewer one after the other. EXL3 rotates the activations and
  * keeps a block of outputs for each thread. */
+static int64_t products(int64_t threads, int64_t rows, int64_t k, int64_t count)
+{
+    int64_t tokens = rows < EXL3_TOKENS ? rows : EXL3_TOKENS;
+    return (count >= threads ? threads : 1) * 4 * (rows * kd_exl3_pad(k) + threads * tokens * 128);
+}
+
 static int64_t product(const struct kd_job *j, int64_t rows, int64_t k, int64_t count)
 {
-    int64_t tokens = rows < EXL3_TOKENS ? rows : EXL3_TOKENS, threads = threads_of(j);
-    return (count >= threads ? threads : 1) * 4 * (rows * kd_exl3_pad(k) + threads * tokens * 128);
+    return products(threads_of(j), rows, k, count);
 }
 
 /* The same with trunk matrices, which may stay as stored. */
@@ -115,18 +130,19 @@ static int64_t experts_forward(const struct kd_job *j)
     return most(latents, kept + wave);
 }
 
-/* One expert: gate and up from the layer's Hessian, then the inner rows' own for down. */
+/* Experts, one in each lane: gate and up from the layer's Hessian, then the inner rows' own for
+ * down. */
 static int64_t expert(const struct kd_job *j, unsigned rate16)
 {
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t inter = c->moe_inter, own = hessian(j, inter) * (j->set.weight_routed ? 2 : 1);
     int64_t codes = 2 * kd_exl3_pad(c->latent) * kd_exl3_pad(inter) * (int64_t)rate16 / 128;
     int64_t inner = own + 4 * EXPERT_BLOCK_ROWS * (c->latent + 4 * inter) +
-                    product(j, EXPERT_BLOCK_ROWS, c->latent, 1);
+                    products(lanes_of(j) > 1 ? 1 : threads_of(j), EXPERT_BLOCK_ROWS, c->latent, 1);
     int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16);
     int64_t kept = j->set.recipe == KD_RECIPE_AUTO ? 8 * codes : 0; /* the samples' matrices */
     return hessian(j, c->latent) + kept +
-           most(quantizer(j, c->latent, inter, rate16), codes + most(inner, down));
+           lanes_of(j) * most(quantizer(j, c->latent, inter, rate16), codes + most(inner, down));
 }
 
 /* The layer's vectors and its kv_b, the table of its experts' units. */
@@ -176,4 +192,48 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
         held += block(j, j->cfg.hidden * (1 + kd_k3_banks(&j->cfg)));
     }
     return held + peak;
+}
+
+/* On a device: a tensor of the plan. */
+static int64_t on_device(const struct kd_job *j, const struct kd_out_tensor *t)
+{
+    struct kd_gpu_tensor_shape s = {.k = kd_exl3_pad(t->cols),
+                                    .n = kd_exl3_pad(t->rows),
+                                    .rate = kd_rate_from16(t->rate16),
+                                    .cb = j->rates.wish.cb,
+                                    .seam = j->recipe.seam,
+                                    .square = t->expert >= 0 || hessian(j, t->cols) > 0};
+    return kd_gpu_tensor_bytes(&s);
+}
+
+static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert)
+{
+    for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
+        const struct kd_out_tensor *t = &j->rates.t[i];
+        int64_t *to = t->expert >= 0 ? expert : trunk;
+        if (t->quantized)
+            *to = most(*to, on_device(j, t));
+    }
+}
+
+int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
+{
+    int64_t peak = 0;
+    for (int v = 0; v < count && jobs[v].run->encoder; v++) {
+        struct kd_gpu_encoder_facts f;
+        int64_t trunk = 0, expert = 0;
+        kd_gpu_encoder_facts(jobs[v].run->encoder, &f);
+        device_bytes(&jobs[v], &trunk, &expert);
+        int64_t lanes = (lanes_of(&jobs[v]) + f.devices - 1) / f.devices;
+        peak = most(peak, most(trunk, lanes * expert));
+    }
+    return peak;
+}
+
+int64_t kd_job_device_least(const struct kd_job *jobs, int count)
+{
+    int64_t least = 0;
+    for (int v = 0; v < count && jobs[v].run->encoder; v++)
+        device_bytes(&jobs[v], &least, &least);
+    return least;
 }
