@@ -129,13 +129,13 @@ template <int IN> struct in_costs {
     KD_DEV void load(const uint16_t *cost, int n, int t)
     {
         if (IN == 1) {
-            uint2 u = *(const uint2 *)(cost + (n << 11 | 4 * t));
+            uint2 u = *(const uint2 *)(cost + 4 * t + (n << 11));
             word[0] = u.x;
             word[IN == 1] = u.y;
         } else if (IN == 2) {
-            word[0] = *(const uint32_t *)(cost + (n << 10 | 2 * t));
+            word[0] = *(const uint32_t *)(cost + 2 * t + (n << 10));
         } else {
-            word[0] = cost[IN == 3 ? n << 9 | t : n << 8 | t >> 1];
+            word[0] = cost[IN == 3 ? t + (n << 9) : (t >> 1) + (n << 8)];
         }
     }
     KD_DEV void lower(kd_h2 low)
@@ -152,6 +152,16 @@ template <int IN> struct in_costs {
         return edge & 1 ? kd_h2_highs(w) : kd_h2_lows(w);
     }
 };
+
+/* As a tree, for its short chains; where the device has a minimum of three the compiler takes it.
+ */
+template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
+{
+    if constexpr (N == 1)
+        return x[0];
+    else
+        return kd_h2_min(least_among<N / 2>(x), least_among<N / 2>(x + N / 2));
+}
 
 /* One position of one tile. low: subtracted from the costs before it, where FIX. */
 template <int IN, int OUT, bool FIX, int EDGES>
@@ -180,12 +190,7 @@ KD_DEV void step(const kd_h2 (&table)[KD_GPU_ROWS][4], tile_shared<EDGES> *s, in
                 kd_h2 d = kd_h2_sub(table[b * GROUPS + j][p], w);
                 x[b] = kd_h2_fma(d, d, in[b].of(p));
             }
-            kd_h2 m = x[0]; /* by threes: one instruction where there is one for that */
-#pragma unroll
-            for (int b = 1; b + 1 < BRANCHES; b += 2)
-                m = kd_h2_min(kd_h2_min(x[b], x[b + 1]), m);
-            m = kd_h2_min(m, x[BRANCHES - 1]);
-            o[p] = kd_h2_bits(m);
+            o[p] = kd_h2_bits(least_among<BRANCHES>(x));
         }
         if (track)
             least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
