@@ -15,6 +15,7 @@ struct kd_gpu {
     cudaStream_t stream;
     cudaEvent_t begin, end;
     struct kd_gpu_search_scratch *search; /* NULL before the first */
+    int product_blocks;                   /* of a product at once, 0: as many as fit */
 };
 
 /* 0, or -1 with what was tried and CUDA's words for the error. */

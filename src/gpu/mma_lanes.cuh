@@ -11,7 +11,11 @@
 #else
 
 /* A function that is called. */
+#ifdef KD_CALL_INLINE
+#define KD_CALL __device__ __forceinline__
+#else
 #define KD_CALL __device__ __noinline__
+#endif
 
 /* Byte i of the result is byte (sel >> 4i & 7) of b:a (a has bytes 0 to 3). */
 KD_DEV uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
@@ -72,6 +76,11 @@ KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
 KD_DEV void kd_device_fence(void)
 {
     __threadfence();
+}
+/* Device memory that no kernel of this moment writes. */
+template <class T> KD_DEV T kd_load_const(const T *from)
+{
+    return __ldg(from);
 }
 /* Values that other blocks of this launch wrote. */
 KD_DEV float kd_load_fresh(const float *from)

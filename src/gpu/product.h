@@ -102,6 +102,10 @@ int64_t kd_gpu_mul_scratch(const struct kd_gpu_job *jobs, int count, int64_t T);
 int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
                int64_t T, void *scratch, int64_t scratch_bytes, struct kd_err *err) KD_MUST;
 
+/* Products use at most so many blocks at a time from now on, 0: as many as fit (to see what a
+ * smaller device would do). No bits change. */
+void kd_gpu_mul_limit(struct kd_gpu *g, int blocks);
+
 /* The routed experts of one layer: for each token t and its list of experts ids[t][0..top),
  *
  *     y[t] = sum over j, by ascending id, of weight[t][j] * (w2 situ(w1 x[t], w3 x[t]))

@@ -75,6 +75,17 @@ template <int R> struct unit_codes {
     KD_DEV explicit unit_codes(int)
     {
     }
+    /* Word by word: as a whole it would go through memory. */
+    KD_DEV void take(const unit_codes &u)
+    {
+#pragma unroll
+        for (int i = 0; i < rate_of<R>::words; i++)
+            word[i] = u.word[i];
+        before = u.before;
+#pragma unroll
+        for (int i = 0; i < rate_of<R>::bytes; i++)
+            byte[i] = u.byte[i];
+    }
     KD_DEV int end(int i) const
     {
         return rate_of<R>::end(i);
@@ -90,23 +101,23 @@ template <int R> struct unit_codes {
 
 #pragma unroll
         for (int i = 0; i < fours; i += 4) {
-            const uint4 v = *(const uint4 *)(at + i * 32 + lane * 4);
+            const uint4 v = kd_load_const((const uint4 *)(at + i * 32 + lane * 4));
             word[i] = v.x;
             word[i + 1] = v.y;
             word[i + 2] = v.z;
             word[i + 3] = v.w;
         }
         if constexpr (words % 4 >= 2) {
-            const uint2 v = *(const uint2 *)(at + fours * 32 + lane * 2);
+            const uint2 v = kd_load_const((const uint2 *)(at + fours * 32 + lane * 2));
             word[fours] = v.x;
             word[fours + 1] = v.y;
         }
         if constexpr (words % 2)
-            word[words - 1] = at[(words - 1) * 32 + lane];
-        before = block[(unit + 3) % UNITS * words * 32 + lane * 4];
+            word[words - 1] = kd_load_const(at + (words - 1) * 32 + lane);
+        before = kd_load_const(block + (unit + 3) % UNITS * words * 32 + lane * 4);
 #pragma unroll
         for (int i = 0; i < rate_of<R>::bytes; i++)
-            byte[i] = block[UNITS * words * 32 + i * 32 + lane];
+            byte[i] = kd_load_const(block + UNITS * words * 32 + i * 32 + lane);
     }
 };
 
@@ -116,6 +127,11 @@ template <> struct unit_codes<0> {
 
     KD_DEV explicit unit_codes(int rate16) : at(nullptr), rate(rate16), lane(0)
     {
+    }
+    KD_DEV void take(const unit_codes &u)
+    {
+        at = u.at;
+        lane = u.lane;
     }
     KD_DEV int end(int i) const
     {
@@ -134,7 +150,8 @@ template <> struct unit_codes<0> {
     KD_DEV uint32_t word(int unit, int i) const
     {
         const int words = rate / 4;
-        return at[unit * words * 32 + word_row(words, i) + word_step(words, i) * lane];
+        return kd_load_const(at + unit * words * 32 + word_row(words, i) +
+                             word_step(words, i) * lane);
     }
 };
 
@@ -206,59 +223,6 @@ KD_DEV uint32_t window(const uint32_t *s, int bit)
     if (r == 0)
         return y & 0xffffu;
     return r <= 8 ? kd_bytes(y << (8 - r), 0, 0x4421) : kd_bytes(y << (16 - r), 0, 0x4432);
-}
-
-/* From the file's order (docs/formats/exl3.md) into this one; a thread for each lane of a unit. */
-struct pack_args {
-    const uint8_t *tiles;
-    int64_t ld; /* tiles between tile rows */
-    uint32_t *codes;
-    int32_t rate16, ins, outs; /* blocks of 128 */
-};
-
-/* The 16 bits of a tile's ring from `bit` on. */
-KD_DEV uint32_t ring_bits(const uint8_t *tile, int halves, int bit)
-{
-    const int u = bit / 16 % halves, v = (u + 1) % halves;
-    const int lone = halves % 2 ? halves - 1 : halves, a = u < lone ? u ^ 1 : u,
-              b = v < lone ? v ^ 1 : v;
-    const uint32_t two = (uint32_t)((const uint16_t *)tile)[a] << 16 | ((const uint16_t *)tile)[b];
-
-    return two >> (16 - bit % 16) & 0xffffu;
-}
-
-KD_KERNEL void KD_BOUNDS(256, 4) pack_codes(KD_ARGS pack_args a)
-{
-    const int64_t index = (int64_t)kd_block() * 256 + kd_thread();
-    const int lane = (int)(index % 32), unit = (int)(index / 32 % UNITS), rate = a.rate16;
-    const int64_t block = index / 32 / UNITS;
-    const int words = rate / 4, j = rate % 4, m = rate / 8 - 1, more = rate % 8 >= 4;
-    const int start = unit * 4 * rate, rest = start + 16 + 32 * m;
-    uint32_t tail = 0, head = 0, bits = 0, after = 0;
-
-    if (block >= (int64_t)a.ins * a.outs)
-        return;
-    uint32_t *to = a.codes + block * 32 * rate, *at = to + unit * words * 32;
-    for (int step = 0; step < 2; step++) {
-        const int64_t row = block / a.outs * 8 + 4 * step + lane % 4;
-        const uint8_t *tile = a.tiles + (row * a.ld + block % a.outs * 8 + lane / 4) * 2 * rate;
-
-        tail = tail << 16 | ring_bits(tile, rate, start + 4 * rate - 16);
-        head = head << 16 | ring_bits(tile, rate, start);
-        for (int i = 0; i < m; i++) {
-            const int w = 2 + step * m + i, bit = start + 16 + 32 * i;
-            at[word_row(words, w) + word_step(words, w) * lane] =
-                ring_bits(tile, rate, bit) << 16 | ring_bits(tile, rate, bit + 16);
-        }
-        bits = bits << 16 | ring_bits(tile, rate, rest);
-        after = after << 4 * j | ring_bits(tile, rate, rest + 16 * more) >> (16 - 4 * j);
-    }
-    at[word_row(words, 0) + word_step(words, 0) * lane] = tail;
-    at[word_row(words, 1) + word_step(words, 1) * lane] = head;
-    if (more)
-        at[word_row(words, words - 1) + word_step(words, words - 1) * lane] = bits;
-    for (int i = 0; i < j; i++)
-        ((uint8_t *)(to + (UNITS * words + i) * 32 + lane))[unit] = (uint8_t)(after >> 8 * i);
 }
 
 } // namespace kd_codes

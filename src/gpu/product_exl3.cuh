@@ -55,7 +55,8 @@ struct task {
     int64_t ldx;
     const int32_t *row;
     int32_t rows, chunk, first, last; /* units first .. last - 1 */
-    float *sums;                      /* [rows][units * 32], this chunk's */
+    float *sums;                      /* [chunks][rows][outs * 128] */
+    int32_t *counter;                 /* [outs] units that are there */
 };
 
 /* A block's shared memory: this, the rotated activations [rows][warps * 128], the sums. */
@@ -64,6 +65,7 @@ struct alignas(16) shared_head {
     int32_t total[GROUP][WARPS]; /* of the rounded activations */
     int32_t whole[64];           /* blocks of outputs that this block finishes */
     int32_t wholes;
+    task k; /* kept here, so that nothing of it takes registers while units are multiplied */
 };
 KD_HD static inline int64_t shared_bytes(int rows, int warps, int units)
 {
@@ -380,7 +382,7 @@ KD_CALL void run_units(const MODE &mode, int rate16, const uint32_t *codes, int 
         if (u + 1 < last)
             next.load(next.block(codes, (u + 1) / UNITS), (u + 1) % UNITS, lane);
         m.template unit<R>(now, u % UNITS, sums, rows, lane);
-        now = next;
+        now.take(next);
     }
 }
 
@@ -395,76 +397,105 @@ KD_DEV void run_rate(const MODE &m, const uint32_t *codes, const task &k, int32_
 {
     switch (k.w.rate16) {
         KD_RATE(16)
-        KD_RATE(32) KD_RATE(48) KD_RATE(64) KD_RATE(80) KD_RATE(96) KD_RATE(112)
-            KD_RATE(128) default : break;
+        KD_RATE(32)
+        KD_RATE(48) KD_RATE(64) KD_RATE(80) KD_RATE(96) KD_RATE(112) KD_RATE(128) default : break;
     }
     if constexpr (MODE::masked)
         switch (k.w.rate16) {
             KD_RATE(24)
-            KD_RATE(28) KD_RATE(33) KD_RATE(34) KD_RATE(35) KD_RATE(36) KD_RATE(37) KD_RATE(38)
-                KD_RATE(39) KD_RATE(40) KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44) KD_RATE(45)
-                    KD_RATE(46) KD_RATE(47) KD_RATE(52) KD_RATE(56) KD_RATE(60) default : break;
+            KD_RATE(28)
+            KD_RATE(33)
+            KD_RATE(34) KD_RATE(35) KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40)
+                KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47)
+                    KD_RATE(52) KD_RATE(56) KD_RATE(60) default : break;
         }
     run_units<0>(m, k.w.rate16, codes, k.first, k.last, k.rows, sums);
 }
 #undef KD_RATE
 
-/* The whole of a task up to its sums in device memory. Ends with all threads past a barrier. */
-template <class MODE> KD_DEV void multiply(const task &k, unsigned char *memory)
+/* The parts of a block's shared memory. */
+struct parts {
+    shared_head *head;
+    float *rotated;
+    int32_t *sums;
+    int32_t stride, warps,
+        block; /* of `rotated`; warps that have inputs; this warp's block of them */
+};
+KD_DEV struct parts parts_of(unsigned char *memory)
+{
+    shared_head *head = (shared_head *)memory;
+    const task &k = head->k;
+    const struct cut c = cut_of(k.w.ins);
+    const int left = k.w.ins - k.chunk * c.warps;
+    float *rotated = (float *)(memory + sizeof *head);
+
+    return {head,
+            rotated,
+            (int32_t *)(rotated + k.rows * c.warps * SIDE),
+            c.warps * SIDE,
+            left < c.warps ? left : c.warps,
+            k.chunk * c.warps + kd_thread() / 32};
+}
+
+/* head->k (which all threads see) up to its sums in shared memory, and a barrier. */
+template <class MODE> KD_DEV void multiply(unsigned char *memory)
 {
     const int thread = kd_thread(), warp = thread / 32, lane = thread % 32;
-    const int blocks = k.w.ins, outs = k.w.outs;
-    const struct cut c = cut_of(blocks);
-    const int block = k.chunk * c.warps + warp, stride = c.warps * SIDE;
-    const bool busy = warp < c.warps && block < blocks;
-    const int warps = blocks - k.chunk * c.warps < c.warps ? blocks - k.chunk * c.warps : c.warps;
-    shared_head *head = (shared_head *)memory;
-    float *rotated = (float *)(memory + sizeof *head);
-    int32_t *sums = (int32_t *)(rotated + k.rows * stride);
-    const int count = (k.last - k.first) * k.rows;
+    {
+        const struct parts p = parts_of(memory);
+        const task &k = p.head->k;
+        const int words = (k.last - k.first) * k.rows * ROW_STRIDE;
 
-    for (int i = thread; i < count * ROW_STRIDE; i += 32 * WARPS)
-        sums[i] = 0;
-    if (busy)
-        rotate_inputs(k, block, rotated + warp * SIDE, stride, head->most, warp, lane);
+        for (int i = thread; i < words; i += 32 * WARPS)
+            p.sums[i] = 0;
+        if (warp < p.warps)
+            rotate_inputs(k, p.block, p.rotated + warp * SIDE, p.stride, p.head->most, warp, lane);
+    }
     kd_sync_block();
-    if (busy) {
+    const struct parts p = parts_of(memory);
+    if (warp < p.warps) {
+        const task &k = p.head->k;
         MODE m;
         if constexpr (!MODE::mul1) {
             m.factor = k.w.codebook == KD_CB_MCG ? 0xCBAC1FEDu : 89226354u;
             m.addend = k.w.codebook == KD_CB_MCG ? 0 : 64248484u;
         }
-        m.open(rotated + warp * SIDE, stride, k.rows, warps, head->most, head->total, warp, lane);
-        run_rate(m, k.w.codes + (int64_t)block * outs * 32 * k.w.rate16, k, sums);
+        m.open(p.rotated + warp * SIDE, p.stride, k.rows, p.warps, p.head->most, p.head->total,
+               warp, lane);
+        run_rate(m, k.w.codes + (int64_t)p.block * k.w.outs * 32 * k.w.rate16, k, p.sums);
     }
     kd_sync_block();
-    for (int i = thread; i < count * UNIT_OUTS; i += 32 * WARPS) {
-        const int u = i / UNIT_OUTS / k.rows, t = i / UNIT_OUTS % k.rows, o = i % UNIT_OUTS;
-        k.sums[((int64_t)t * outs * UNITS + k.first + u) * UNIT_OUTS + o] =
-            MODE::value(sums[(u * k.rows + t) * ROW_STRIDE + o], largest(head->most[t], warps),
-                        head->total[t], warps);
-    }
 }
 
-/* Counts this task's units in; head->whole then names the blocks of 128 outputs of which `all`
- * units are there, this block having brought the last. Counters go back to 0. */
-KD_DEV void count_in(const task &k, int32_t *counter, int all, shared_head *head)
+/* The sums into device memory. Counts this task's units in; head->whole then names the blocks of
+ * 128 outputs of which all of `chunks` chunks are there, this block having brought the last.
+ * Counters go back to 0. */
+template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
 {
-    const int thread = kd_thread(), from = k.first / UNITS, to = (k.last + UNITS - 1) / UNITS;
+    const struct parts p = parts_of(memory);
+    const task &k = p.head->k;
+    const int count = (k.last - k.first) * k.rows * UNIT_OUTS;
+    float *to = k.sums + (int64_t)k.chunk * k.rows * k.w.outs * SIDE;
 
+    for (int i = kd_thread(); i < count; i += 32 * WARPS) {
+        const int u = i / UNIT_OUTS / k.rows, t = i / UNIT_OUTS % k.rows, o = i % UNIT_OUTS;
+        to[((int64_t)t * k.w.outs * UNITS + k.first + u) * UNIT_OUTS + o] =
+            MODE::value(p.sums[(u * k.rows + t) * ROW_STRIDE + o],
+                        largest(p.head->most[t], p.warps), p.head->total[t], p.warps);
+    }
     kd_device_fence();
     kd_sync_block();
-    if (thread == 0) {
+    if (kd_thread() == 0) {
         int n = 0;
-        for (int i = from; i < to; i++) {
+        for (int i = k.first / UNITS; i < (k.last + UNITS - 1) / UNITS; i++) {
             const int a = k.first > UNITS * i ? k.first : UNITS * i,
                       b = k.last < UNITS * i + UNITS ? k.last : UNITS * i + UNITS;
-            if (kd_device_add(counter + i, b - a) + b - a == all) {
-                counter[i] = 0;
-                head->whole[n++] = i;
+            if (kd_device_add(k.counter + i, b - a) + b - a == UNITS * chunks) {
+                k.counter[i] = 0;
+                p.head->whole[n++] = i;
             }
         }
-        head->wholes = n;
+        p.head->wholes = n;
         kd_device_fence();
     }
     kd_sync_block();
@@ -508,42 +539,56 @@ struct dense_args {
     int32_t *counter;
 };
 
-template <class MODE> KD_DEV void dense_task(const dense_args &a, int index, unsigned char *memory)
+/* The job of a task, and what of it the task is. */
+KD_DEV int dense_pick(const dense_args &a, int index, int *group, task *k)
 {
     int j = 0;
     while (j + 1 < a.jobs && index >= a.job[j + 1].first)
         j++;
     const dense_job &job = a.job[j];
-    const int outs = job.w.outs;
     const struct cut c = cut_of(job.w.ins);
     const int local = index - job.first, range = local / c.chunks % job.ranges;
-    const int group = local / c.chunks / job.ranges;
-    const int left = a.rows - group * GROUP, rows = left < GROUP ? left : GROUP;
-    const int64_t step = (int64_t)rows * outs * SIDE;
-    float *sums = a.sums + job.sums + (int64_t)group * GROUP * c.chunks * outs * SIDE;
-    const task k = {job.w,
-                    job.x + (int64_t)group * GROUP * job.ldx,
-                    job.ldx,
-                    nullptr,
-                    rows,
-                    local % c.chunks,
-                    (int)((int64_t)range * outs * UNITS / job.ranges),
-                    (int)((int64_t)(range + 1) * outs * UNITS / job.ranges),
-                    sums + local % c.chunks * step};
-    shared_head *head = (shared_head *)memory;
+    const int units = job.w.outs * UNITS, left = a.rows - local / c.chunks / job.ranges * GROUP;
 
-    multiply<MODE>(k, memory);
-    count_in(k, a.counter + job.counter + group * outs, UNITS * c.chunks, head);
-    for (int i = kd_thread() / 32; i < head->wholes * rows; i += WARPS) {
-        const int n = head->whole[i / rows], t = i % rows, lane = kd_thread() % 32;
+    *group = local / c.chunks / job.ranges;
+    *k = {job.w,
+          job.x + (int64_t)*group * GROUP * job.ldx,
+          job.ldx,
+          nullptr,
+          left < GROUP ? left : (int)GROUP,
+          local % c.chunks,
+          (int)((int64_t)range * units / job.ranges),
+          (int)((int64_t)(range + 1) * units / job.ranges),
+          a.sums + job.sums + (int64_t)*group * GROUP * c.chunks * job.w.outs * SIDE,
+          a.counter + job.counter + *group * job.w.outs};
+    return j;
+}
+
+template <class MODE> KD_DEV void dense_task(const dense_args &a, int index, unsigned char *memory)
+{
+    shared_head *head = (shared_head *)memory;
+    int group;
+
+    if (kd_thread() == 0)
+        dense_pick(a, index, &group, &head->k);
+    kd_sync_block();
+    multiply<MODE>(memory);
+    const struct cut c = cut_of(head->k.w.ins);
+    deliver<MODE>(memory, c.chunks);
+    if (!head->wholes)
+        return;
+    task k;
+    const dense_job &job = a.job[dense_pick(a, index, &group, &k)];
+    for (int i = kd_thread() / 32; i < head->wholes * k.rows; i += WARPS) {
+        const int n = head->whole[i / k.rows], t = i % k.rows, lane = kd_thread() % 32;
         const int at = SIDE * n + 4 * lane;
         float v[4], *y = job.y + (int64_t)(group * GROUP + t) * job.ldy + at;
 
-        finish(sums + ((int64_t)t * outs + n) * SIDE, step, c.chunks, job.w.svh + SIDE * n, lane,
-               v);
+        finish(k.sums + ((int64_t)t * k.w.outs + n) * SIDE, (int64_t)k.rows * k.w.outs * SIDE,
+               c.chunks, k.w.svh + SIDE * n, lane, v);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            if (at + e < job.w.rows)
+            if (at + e < k.w.rows)
                 y[e] = v[e];
     }
 }

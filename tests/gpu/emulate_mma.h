@@ -72,12 +72,12 @@ KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
 }
 KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
 {
-    uint32_t *v = kd_emulated.value[kd_emulated.thread / 32];
+    uint32_t(*v)[8] = kd_emulated_words[kd_emulated.thread / 32];
     int32_t y;
 
-    v[kd_emulated.thread % 32] = (uint32_t)x;
+    v[kd_emulated.thread % 32][0] = (uint32_t)x;
     kd_sync_warp();
-    y = (int32_t)v[from];
+    y = (int32_t)v[from][0];
     kd_sync_warp();
     return y;
 }
@@ -98,6 +98,10 @@ KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
 }
 KD_DEV void kd_device_fence(void)
 {
+}
+template <class T> KD_DEV T kd_load_const(const T *from)
+{
+    return *from;
 }
 KD_DEV float kd_load_fresh(const float *from)
 {

@@ -1,0 +1,180 @@
+/* Products on a device: which kernels, in which grids. */
+#include "gpu/product.cuh"
+
+namespace
+{
+
+using namespace kd_exl3;
+
+enum {
+    PIECE = 64,            /* rows of one launch */
+    COUNTERS = 65536,      /* at the start of scratch */
+    SUMS_BYTES = 24 << 10, /* of a task's sums in shared memory, at most */
+    SHARED_MOST = 99 << 10 /* what every device gives a block */
+};
+
+/* What is common to the tasks of one launch. */
+struct plan {
+    bool fast, four;
+    int rows, groups; /* of a task, of the launch */
+    int slots;        /* blocks that run at a time */
+};
+
+int most_units(const plan &p)
+{
+    return SUMS_BYTES / (4 * ROW_STRIDE * p.rows);
+}
+
+kd_dense_kernel kernel_of(const plan &p, const struct kd_gpu_mat *w)
+{
+    return p.fast ? kd_gpu_dense_fast(p.four) : kd_gpu_dense_values(w->cb == KD_CB_MUL1);
+}
+
+plan plan_of(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_mat *w, int64_t rows)
+{
+    plan p = {};
+    int shared = 0;
+
+    p.fast = cls == KD_GPU_FAST && w->cb == KD_CB_MUL1;
+    p.rows = rows < GROUP ? (int)rows : (int)GROUP;
+    p.four = p.rows <= 4;
+    p.groups = (int)((rows + GROUP - 1) / GROUP);
+    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
+    const int64_t block = shared_bytes(p.rows, WARPS, most_units(p)) + 1024;
+    p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;
+    if (g->product_blocks > 0 && g->product_blocks < p.slots)
+        p.slots = g->product_blocks;
+    return p;
+}
+
+/* Cuts of a matrix's units so that all its tasks fill `slots` blocks, or a multiple of them. */
+int ranges_of(const plan &p, int tasks_each, int units, double slots)
+{
+    int ranges = (int)(slots / tasks_each), most = most_units(p);
+
+    ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
+    for (int times = 2; (units + ranges - 1) / ranges > most; times++) {
+        ranges = (int)(times * slots / tasks_each);
+        ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
+    }
+    return ranges;
+}
+
+int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
+{
+    const int ins = (int)(w->cols_padded / SIDE);
+
+    return (rows < GROUP ? rows : (rows + GROUP - 1) / GROUP * GROUP) * cut_of(ins).chunks *
+           w->rows_padded;
+}
+
+int check(const struct kd_gpu_job *jobs, int count, int64_t T, struct kd_err *err)
+{
+    if (count < 1 || count > KD_GPU_JOBS || T < 0)
+        return kd_fail(err, KD_EINVAL, "%d products of %lld rows at once", count, (long long)T);
+    for (int i = 0; i < count; i++) {
+        if (jobs[i].ldx % 4 || (uintptr_t)jobs[i].x % 16)
+            return kd_fail(err, KD_EINVAL, "activations of a product that are not aligned");
+        if (jobs[i].w->type == KD_GPU_MAT_NONE)
+            return kd_fail(err, KD_EINVAL, "a product with no matrix");
+    }
+    return 0;
+}
+
+/* Up to PIECE rows from row `from` on, of EXL3 jobs that one kernel serves. */
+int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
+             int64_t from, int64_t rows, void *scratch, struct kd_err *err)
+{
+    const plan p = plan_of(g, cls, jobs[0].w, rows);
+    dense_args a = {};
+    int64_t work = 0, floats = 0, counters = 0, shared = 0;
+
+    for (int i = 0; i < count; i++)
+        work += jobs[i].w->rows_padded * jobs[i].w->cols_padded;
+    for (int i = 0; i < count; i++) {
+        const struct kd_gpu_mat *w = jobs[i].w;
+        dense_job *j = &a.job[i];
+        j->w = kd_gpu_matrix(w);
+        j->x = jobs[i].x + from * jobs[i].ldx;
+        j->y = jobs[i].y + from * jobs[i].ldy;
+        j->ldx = jobs[i].ldx;
+        j->ldy = jobs[i].ldy;
+        j->sums = floats;
+        j->counter = (int32_t)counters;
+        j->first = a.tasks;
+        const struct cut c = cut_of(j->w.ins);
+        const int units = j->w.outs * UNITS;
+        j->ranges = ranges_of(p, c.chunks * p.groups, units,
+                              p.slots * ((double)w->rows_padded * w->cols_padded / work));
+        a.tasks += c.chunks * p.groups * j->ranges;
+        floats += job_floats(w, rows);
+        counters += (int64_t)p.groups * j->w.outs;
+        const int64_t s = shared_bytes(p.rows, c.warps, (units + j->ranges - 1) / j->ranges);
+        shared = s > shared ? s : shared;
+    }
+    if (counters > COUNTERS)
+        return kd_fail(err, KD_EINVAL, "a product with too many outputs");
+    a.jobs = count;
+    a.rows = (int32_t)rows;
+    a.counter = (int32_t *)scratch;
+    a.sums = (float *)scratch + COUNTERS;
+    void *arguments[] = {&a};
+    return kd_gpu_launch(g, (const void *)kernel_of(p, jobs[0].w),
+                         a.tasks < p.slots ? a.tasks : p.slots, 32 * WARPS, shared, arguments,
+                         "a product", err);
+}
+
+} // namespace
+
+int kd_gpu_launch(struct kd_gpu *g, const void *kernel, int64_t blocks, int threads, int64_t shared,
+                  void **arguments, const char *what, struct kd_err *err)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3((unsigned)blocks);
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = (size_t)shared;
+    c.stream = g->stream;
+    c.attrs = &early;
+    c.numAttrs = 1;
+    if (shared > 48 << 10 &&
+        kd_gpu_failed(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST),
+            err, what))
+        return -1;
+    return kd_gpu_failed(cudaLaunchKernelExC(&c, kernel, arguments), err, what);
+}
+
+extern "C" void kd_gpu_mul_limit(struct kd_gpu *g, int blocks)
+{
+    g->product_blocks = blocks;
+}
+
+extern "C" int64_t kd_gpu_mul_scratch(const struct kd_gpu_job *jobs, int count, int64_t T)
+{
+    int64_t floats = 0;
+
+    for (int i = 0; i < count; i++)
+        if (jobs[i].w->type == KD_GPU_MAT_EXL3)
+            floats += job_floats(jobs[i].w, T < PIECE ? T : (int64_t)PIECE);
+    return 4 * (COUNTERS + floats);
+}
+
+extern "C" int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs,
+                          int count, int64_t T, void *scratch, int64_t scratch_bytes,
+                          struct kd_err *err)
+{
+    if (check(jobs, count, T, err) ||
+        kd_gpu_failed(cudaSetDevice(g->index), err, "choosing the device"))
+        return -1;
+    if (scratch_bytes < kd_gpu_mul_scratch(jobs, count, T))
+        return kd_fail(err, KD_EINVAL, "a product with %lld bytes of scratch, not %lld",
+                       (long long)scratch_bytes, (long long)kd_gpu_mul_scratch(jobs, count, T));
+    for (int64_t t = 0; t < T; t += PIECE)
+        if (mul_exl3(g, cls, jobs, count, t, T - t < PIECE ? T - t : (int64_t)PIECE, scratch, err))
+            return -1;
+    return 0;
+}

@@ -1,0 +1,8 @@
+/* EXL3 products for decoding. */
+#include "gpu/product.cuh"
+
+kd_dense_kernel kd_gpu_dense_fast(bool four)
+{
+    return four ? kd_exl3::multiply_dense<kd_exl3::fast<1>>
+                : kd_exl3::multiply_dense<kd_exl3::fast<2>>;
+}

@@ -1,0 +1,8 @@
+/* EXL3 products with the codebook's own values. */
+#include "gpu/product.cuh"
+
+kd_dense_kernel kd_gpu_dense_values(bool mul1)
+{
+    return mul1 ? kd_exl3::multiply_dense<kd_exl3::values<2, true>>
+                : kd_exl3::multiply_dense<kd_exl3::values<2, false>>;
+}
