@@ -1,5 +1,6 @@
 #include "base/progress.h"
 #include "cmd/cmd.h"
+#include "cmd/device.h"
 #include "farm/worker.h"
 #include "model/k3.h"
 
@@ -10,7 +11,7 @@
 
 static struct {
     const char *url, *join, *dir, *name, *source, *share, *device;
-    int64_t threads, memory;
+    int64_t threads, memory, lanes;
     double away;
     bool stay, quiet;
 } o = {.join = "worker.join", .device = "cpu", .memory = 512 << 20, .away = 1800};
@@ -22,7 +23,10 @@ static const struct kd_opt opts[] = {
     {"dir", 'd', KD_OPT_STR, &o.dir, "DIR",
      "for the key, a layer's inputs and undelivered results ($TMPDIR/kondense-worker)"},
     {"name", 0, KD_OPT_STR, &o.name, "NAME", "of this host in reports (its host name)"},
-    {"device", 0, KD_OPT_STR, &o.device, "cpu", "what encodes (cpu)", .choices = "cpu"},
+    KD_OPT_ROW_DEVICE(&o.device),
+    {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
+     "experts side by side, each takes memory (1; with --device cuda one a thread, at most 32)",
+     .min = 1, .max = KD_WORKER_LANES},
     {"source", 0, KD_OPT_STR, &o.source, "SRC",
      "own copy of the checkpoint: weights are read there when their digest is right"},
     {"share", 0, KD_OPT_STR, &o.share, "DIR",
@@ -76,6 +80,13 @@ static void close_copy(struct copy *c)
     pthread_mutex_destroy(&c->lock);
 }
 
+/* Experts side by side: a device is faster the more of them there are. */
+static int lanes_of(const struct kd_run *run)
+{
+    int n = o.lanes ? (int)o.lanes : run->encoder ? kd_pool_threads(run->pool) : 1;
+    return n > KD_WORKER_LANES ? KD_WORKER_LANES : n;
+}
+
 static void end_now(void)
 {
     _Exit(KD_EXIT_STOPPED);
@@ -93,6 +104,10 @@ static int run(int argc, const char **argv, struct kd_err *err)
     snprintf(dir, sizeof dir, "%s/kondense-worker", tmp && *tmp ? tmp : "/tmp");
     if (kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
+    if (kd_cmd_encoder_open(&with, o.device, err)) {
+        kd_cmd_run_close(&with);
+        return -1;
+    }
     struct kd_worker_opts w = {.url = o.url,
                                .join_file = o.join,
                                .dir = o.dir ? o.dir : dir,
@@ -100,6 +115,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                                .share = o.share,
                                .device = o.device,
                                .run = &with,
+                               .lanes = lanes_of(&with),
                                .stop = &kd_cmd_stop,
                                .memory_bytes = o.memory,
                                .stay = o.stay,
@@ -112,6 +128,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     if (!rc)
         rc = kd_worker_run(&w, err);
     close_copy(&copy);
+    kd_cmd_encoder_close(&with);
     kd_cmd_run_close(&with);
     return rc ? -1 : 0;
 }

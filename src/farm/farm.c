@@ -148,7 +148,8 @@ static void *reap(void *arg)
 
 static int open_ledger(struct kd_farm *f, struct kd_err *err)
 {
-    struct kd_worker_card me = {.device = "cpu", .version = KD_VERSION};
+    struct kd_worker_card me = {.version = KD_VERSION, .lanes = f->o.lanes};
+    snprintf(me.device, sizeof me.device, "%s", f->o.run->encoder ? "cuda" : "cpu");
     snprintf(me.id, sizeof me.id, "%s", local);
     snprintf(me.incarnation, sizeof me.incarnation, "%s", f->incarnation);
     snprintf(me.arch, sizeof me.arch, "%s", f->o.run->kern->name);
@@ -492,7 +493,7 @@ static int claim_one(const struct lane *w, bool *did, struct kd_err *err)
     char token[64];
     int64_t n = 0;
     int rc;
-    struct kd_claim c = {local, f->incarnation, token, 1, kd_farm_stage(f), w->count};
+    struct kd_claim c = {local, f->incarnation, token, 1, kd_farm_stage(f)};
     *did = false;
     pthread_mutex_lock(&f->lock);
     int64_t serial = f->serial++;

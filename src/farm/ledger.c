@@ -226,7 +226,7 @@ struct claimer {
     char host[128];
     double rate;
     bool may, slow;
-    int64_t held;
+    int64_t held, lanes;
 };
 
 static int who(struct kd_ledger *l, const char *worker, const char *incarnation, struct claimer *c,
@@ -234,8 +234,8 @@ static int who(struct kd_ledger *l, const char *worker, const char *incarnation,
 {
     if (kd_ledger_exec(l,
                        "SELECT host, rate, state, incarnation, (SELECT count(*) FROM lease WHERE "
-                       "lease.run=worker.run AND lease.worker=worker.id) FROM worker WHERE run=?1 "
-                       "AND id=?2",
+                       "lease.run=worker.run AND lease.worker=worker.id), lanes FROM worker WHERE "
+                       "run=?1 AND id=?2",
                        KD_DB_ARGS(kd_db_s(l->run), kd_db_s(worker)), err))
         return -1;
     memset(c, 0, sizeof *c);
@@ -248,6 +248,7 @@ static int who(struct kd_ledger *l, const char *worker, const char *incarnation,
     c->may =
         (c->slow || !strcmp(state, "ACTIVE")) && !strcmp(kd_db_text(&l->rows, 0, 3), incarnation);
     c->held = kd_db_int(&l->rows, 0, 4);
+    c->lanes = kd_db_int(&l->rows, 0, 5);
     return 0;
 }
 
@@ -323,7 +324,7 @@ static int batch(struct kd_ledger *l, const struct claimer *c, const struct kd_c
     /* What waits at a worker waits for that worker alone: none before its speed is known, then as
      * much as two claims, and always one beside those that run. */
     double ahead = c->rate > 0 ? 2 * l->rules.batch_s / c->rate : 0;
-    int64_t cap = q->at_once > 1 ? q->at_once : 1;
+    int64_t cap = c->lanes > 1 ? c->lanes : 1;
     if (c->rate > 0)
         cap += ahead < 1 ? 1 : ahead > 1e6 ? 1000000 : (int64_t)ahead;
     if (*n > cap - c->held)

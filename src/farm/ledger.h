@@ -92,6 +92,7 @@ int kd_ledger_close_layer(struct kd_ledger *l, int64_t layer, struct kd_err *err
 
 struct kd_worker_card {
     char id[KD_WORKER_ID_MAX], host[128], incarnation[65], arch[32], device[64], version[32];
+    int64_t lanes; /* jobs that it works at side by side; 0: one */
 };
 /* A worker that passed every check: ACTIVE, its leases of an earlier incarnation given back. -1
  * with KD_EUSAGE for one that is quarantined. */
@@ -112,7 +113,6 @@ struct kd_claim {
     const char *worker, *incarnation, *token;
     int64_t most;
     struct kd_stage open;
-    int64_t at_once; /* jobs that it works at side by side; 0: one */
 };
 int kd_ledger_claim(struct kd_ledger *l, const struct kd_claim *c, struct kd_grant *out,
                     int64_t *count, struct kd_err *err) KD_MUST;

@@ -34,7 +34,7 @@ static const char schema[] =
     "NOT NULL, strike_at DOUBLE PRECISION NOT NULL, busy DOUBLE PRECISION NOT NULL, down BIGINT "
     "NOT "
     "NULL, up BIGINT NOT NULL, last_seen DOUBLE PRECISION NOT NULL, joined DOUBLE PRECISION NOT "
-    "NULL, PRIMARY KEY(run, id));"
+    "NULL, lanes BIGINT NOT NULL, PRIMARY KEY(run, id));"
     "CREATE TABLE IF NOT EXISTS event(run TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, layer "
     "BIGINT "
     "NOT NULL, expert BIGINT NOT NULL, attempt BIGINT NOT NULL, worker TEXT NOT NULL, what TEXT "
@@ -67,13 +67,15 @@ int kd_ledger_join(struct kd_ledger *l, const struct kd_worker_card *w, struct k
     double now = l->now();
     int rc = kd_ledger_exec(
         l,
-        "INSERT INTO worker VALUES(?1,?2,?3,?4,?5,?6,?7,'ACTIVE',0,0,0,0,0,0,0,0,0,0,0,?8,?8) ON "
-        "CONFLICT(run,id) DO UPDATE SET host=excluded.host, incarnation=excluded.incarnation, "
+        "INSERT INTO worker VALUES(?1,?2,?3,?4,?5,?6,?7,'ACTIVE',0,0,0,0,0,0,0,0,0,0,0,?8,?8,?9) "
+        "ON CONFLICT(run,id) DO UPDATE SET host=excluded.host, incarnation=excluded.incarnation, "
         "arch=excluded.arch, device=excluded.device, version=excluded.version, "
+        "lanes=excluded.lanes, "
         "state=CASE WHEN worker.state='QUARANTINED' THEN worker.state ELSE 'ACTIVE' END, "
         "last_seen=excluded.last_seen RETURNING state",
         KD_DB_ARGS(kd_db_s(l->run), kd_db_s(w->id), kd_db_s(w->host), kd_db_s(w->incarnation),
-                   kd_db_s(w->arch), kd_db_s(w->device), kd_db_s(w->version), kd_db_d(now)),
+                   kd_db_s(w->arch), kd_db_s(w->device), kd_db_s(w->version), kd_db_d(now),
+                   kd_db_i(w->lanes > 1 ? w->lanes : 1)),
         err);
     if (!rc && !strcmp(kd_db_text(&l->rows, 0, 0), "QUARANTINED"))
         rc = kd_fail(err, KD_EUSAGE,
@@ -294,7 +296,7 @@ static int status_workers(struct kd_ledger *l, struct kd_farm_status *s, struct 
             l,
             "SELECT id, host, incarnation, arch, device, version, state, rate, last_seen, "
             "joined, busy, done, again, failures, crashes, (SELECT count(*) FROM lease "
-            "WHERE lease.run=worker.run AND lease.worker=worker.id), down, up FROM worker "
+            "WHERE lease.run=worker.run AND lease.worker=worker.id), down, up, lanes FROM worker "
             "WHERE run=?1 ORDER BY joined, id",
             KD_DB_ARGS(kd_db_s(l->run)), err) ||
         kd_mem_zero(&s->workers, l->rows.count, sizeof *s->workers, "status", err))
@@ -318,8 +320,8 @@ static int status_workers(struct kd_ledger *l, struct kd_farm_status *s, struct 
         w->joined = kd_db_num(&l->rows, i, 9);
         w->busy_s = kd_db_num(&l->rows, i, 10);
         int64_t *counts[] = {&w->done, &w->again,      &w->failures, &w->crashes,
-                             &w->held, &w->down_bytes, &w->up_bytes};
-        for (int k = 0; k < 7; k++)
+                             &w->held, &w->down_bytes, &w->up_bytes, &w->card.lanes};
+        for (int k = 0; k < 8; k++)
             *counts[k] = kd_db_int(&l->rows, i, 11 + k);
     }
     s->worker_count = l->rows.count;

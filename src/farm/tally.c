@@ -57,10 +57,11 @@ static void bar(struct kd_buf *out, double share, int width)
         kd_buf_char(out, i < full ? '#' : '.');
 }
 
-static double idle_share(const struct kd_farm_status *s, const struct kd_worker_row *w)
+double kd_farm_idle(const struct kd_farm_status *s, const struct kd_worker_row *w)
 {
     double there = (w->last_seen > w->joined ? w->last_seen : s->now) - w->joined;
-    double idle = there > 0 ? 1 - w->busy_s / there : 0;
+    double lanes = w->card.lanes > 1 ? (double)w->card.lanes : 1;
+    double idle = there > 0 ? 1 - w->busy_s / (there * lanes) : 0;
     return idle < 0 ? 0 : idle;
 }
 
@@ -109,7 +110,7 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
             out, "%-10s %-16.16s %-8.8s %-11s %6lld %5.1f%% %6.2f %5lld %5lld %9s %9s %4.0f%%\n",
             w->card.id, w->card.host, w->card.arch, w->state, (long long)w->done,
             all ? 100 * (double)w->done / (double)all : 0, w->rate_s, (long long)w->held,
-            (long long)(w->failures + w->crashes), down, up, 100 * idle_share(s, w));
+            (long long)(w->failures + w->crashes), down, up, 100 * kd_farm_idle(s, w));
     }
 }
 
@@ -149,6 +150,8 @@ void kd_farm_json(struct kd_jw *w, const struct kd_farm_status *s, int64_t layer
         kd_jw_str(w, "id", r->card.id);
         kd_jw_str(w, "host", r->card.host);
         kd_jw_str(w, "arch", r->card.arch);
+        kd_jw_str(w, "device", r->card.device);
+        kd_jw_int(w, "lanes", r->card.lanes);
         kd_jw_str(w, "state", r->state);
         kd_jw_int(w, "done", r->done);
         kd_jw_int(w, "again", r->again);
@@ -156,7 +159,7 @@ void kd_farm_json(struct kd_jw *w, const struct kd_farm_status *s, int64_t layer
         kd_jw_int(w, "crashes", r->crashes);
         kd_jw_int(w, "held", r->held);
         kd_jw_num(w, "seconds_per_job", r->rate_s);
-        kd_jw_num(w, "idle_share", idle_share(s, r));
+        kd_jw_num(w, "idle_share", kd_farm_idle(s, r));
         kd_jw_int(w, "down_bytes", r->down_bytes);
         kd_jw_int(w, "up_bytes", r->up_bytes);
         kd_jw_close(w, '}');

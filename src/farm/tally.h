@@ -10,6 +10,9 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
 void kd_farm_json(struct kd_jw *w, const struct kd_farm_status *s, int64_t layers_total);
 void kd_farm_html(struct kd_buf *out, const struct kd_farm_status *s, int64_t layers_total);
 
+/* Of a worker's lanes while it was there: the share that did not encode. */
+double kd_farm_idle(const struct kd_farm_status *s, const struct kd_worker_row *w);
+
 /* What the run would take with the rates seen so far. */
 struct kd_farm_forecast {
     int64_t jobs_done, jobs_left; /* of layers known, and of those to come by the same count */

@@ -98,18 +98,16 @@ static void worker_table(struct kd_buf *out, const struct kd_farm_status *s)
                     "twice<th>s/expert<th>failed<th>crashed<th>received<th>sent<th>idle</tr>");
     for (int64_t i = 0; i < s->worker_count; i++) {
         const struct kd_worker_row *w = &s->workers[i];
-        double there = (w->last_seen > w->joined ? w->last_seen : s->now) - w->joined;
-        double idle = there > 0 && w->busy_s < there ? 100 * (1 - w->busy_s / there) : 0;
         kd_show_bytes(down, sizeof down, w->down_bytes);
         kd_show_bytes(up, sizeof up, w->up_bytes);
         kd_buf_printf(out, "<tr><td>%s<td>", w->card.id);
         escaped(out, w->card.host);
         kd_buf_str(out, "<td>");
         escaped(out, w->card.arch);
-        kd_buf_printf(out,
-                      "<td>%s<td>%lld<td>%lld<td>%.2f<td>%lld<td>%lld<td>%s<td>%s<td>%.0f %%</tr>",
-                      w->state, (long long)w->done, (long long)w->again, w->rate_s,
-                      (long long)w->failures, (long long)w->crashes, down, up, idle);
+        kd_buf_printf(
+            out, "<td>%s<td>%lld<td>%lld<td>%.2f<td>%lld<td>%lld<td>%s<td>%s<td>%.0f %%</tr>",
+            w->state, (long long)w->done, (long long)w->again, w->rate_s, (long long)w->failures,
+            (long long)w->crashes, down, up, 100 * kd_farm_idle(s, w));
     }
     kd_buf_str(out, "</table>");
 }

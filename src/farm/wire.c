@@ -304,6 +304,7 @@ void kd_wire_join_write(struct kd_jw *w, const struct kd_wire_join *j)
     kd_jw_str(w, "incarnation", j->card.incarnation);
     kd_jw_str(w, "arch", j->card.arch);
     kd_jw_str(w, "device", j->card.device);
+    kd_jw_int(w, "lanes", j->card.lanes);
     if (j->token[0])
         kd_jw_str(w, "token", j->token);
     kd_jw_str(w, "id", j->id);
@@ -325,6 +326,8 @@ int kd_wire_join_read(struct kd_wire_join *j, const char *text, size_t bytes, st
              get_text(o, "incarnation", j->card.incarnation, sizeof j->card.incarnation, err) ||
              get_text(o, "arch", j->card.arch, sizeof j->card.arch, err) ||
              get_text(o, "device", j->card.device, sizeof j->card.device, err) ||
+             (kd_json_get(o, "lanes") &&
+              kd_json_int(o, "lanes", 0, KD_LEDGER_HELD_MAX, &j->card.lanes, err)) ||
              get_text(o, "id", j->id, sizeof j->id, err) ||
              get_text(o, "key", j->key, sizeof j->key, err) ||
              (kd_json_get(o, "token") && get_text(o, "token", j->token, sizeof j->token, err));

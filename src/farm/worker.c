@@ -95,9 +95,9 @@ static int64_t appetite(struct kd_worker *w)
     if (size > 0 && w->o.memory_bytes / size < most)
         most = w->o.memory_bytes / size;
     most = most < 1 ? 1 : most;
-    if (waiting >= AT_ONCE - 1 || all > KD_LEDGER_HELD_MAX - KD_WIRE_JOBS_MAX)
+    if (waiting >= AT_ONCE + w->o.lanes - 2 || all > KD_LEDGER_HELD_MAX - KD_WIRE_JOBS_MAX)
         return 0;
-    return most - waiting;
+    return most > waiting ? most - waiting : 0;
 }
 
 /* Takes a job off the list and says why. */
@@ -490,6 +490,22 @@ static void *uploader(void *arg)
     return NULL;
 }
 
+/* One of several lanes has no pool: they are the threads. Tensors of the trunk are large and few:
+ * one after the other, with the whole pool. */
+static int encode(struct kd_worker *w, struct kd_work *k, const struct kd_farm_task *t,
+                  struct kd_buf *unit, struct kd_err *err)
+{
+    struct kd_run run = *w->o.run;
+    if (w->o.lanes > 1 && !t->trunk)
+        run.pool = NULL;
+    if (w->o.lanes > 1 && t->trunk)
+        pthread_mutex_lock(&w->trunk);
+    int rc = kd_farm_encode(&run, &k->inputs->in, t, unit, err);
+    if (w->o.lanes > 1 && t->trunk)
+        pthread_mutex_unlock(&w->trunk);
+    return rc;
+}
+
 /* Encodes one job; a failure is the job's (arithmetic) or the worker's (memory). */
 static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
 {
@@ -504,7 +520,7 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
     kd_buf_init(&unit, 0);
     if (kd_wire_weights_get(&t, &k->inputs->wire, &k->job, (const uint8_t *)k->weights.data,
                             (int64_t)k->weights.size_bytes, &err) ||
-        kd_farm_encode(w->o.run, &k->inputs->in, &t, &unit, &err)) {
+        encode(w, k, &t, &unit, &err)) {
         kd_buf_release(&unit);
         kd_log(KD_LOG_WARN, "worker", "layer=%lld expert=%lld why=\"%s\"", (long long)k->layer,
                (long long)k->job.expert, err.msg);
@@ -541,7 +557,7 @@ static void say_leave(struct kd_worker *w, struct kd_client *c)
     kd_reply_release(&r);
 }
 
-/* Encodes until there is no more to do here. */
+/* Encodes until there is no more to do here. In each lane. */
 static void encode_all(struct kd_worker *w, struct kd_client *c)
 {
     for (;;) {
@@ -560,7 +576,11 @@ static void encode_all(struct kd_worker *w, struct kd_client *c)
         else if (!lost)
             run_one(w, c, k);
     }
-    /* What has not begun goes back. */
+}
+
+/* What has not begun goes back. */
+static void return_rest(struct kd_worker *w, struct kd_client *c)
+{
     for (;;) {
         pthread_mutex_lock(&w->lock);
         struct kd_work *k = oldest(w, KD_WORK_READY);
@@ -569,6 +589,33 @@ static void encode_all(struct kd_worker *w, struct kd_client *c)
             break;
         give_up(w, c, k, KD_FAIL_RETURN, "leaving");
     }
+}
+
+static void *lane_main(void *arg)
+{
+    struct kd_worker *w = arg;
+    struct kd_client *c;
+    struct kd_err err;
+    if (kd_worker_client(w, &c, 15, &err)) {
+        kd_worker_fatal(w, &err);
+        return NULL;
+    }
+    encode_all(w, c);
+    kd_client_close(c);
+    return NULL;
+}
+
+/* The caller is one of the lanes. Fewer threads than wished only take longer. */
+static void encode_in_lanes(struct kd_worker *w, struct kd_client *c)
+{
+    pthread_t lane[KD_WORKER_LANES];
+    int made = 1;
+    while (made < w->o.lanes && !pthread_create(&lane[made], NULL, lane_main, w))
+        made++;
+    encode_all(w, c);
+    while (--made > 0)
+        pthread_join(lane[made], NULL);
+    return_rest(w, c);
 }
 
 /* Starts the three threads; on a failure those that run are ended. */
@@ -595,9 +642,9 @@ static int work(struct kd_worker *w, struct kd_err *err)
         return -1;
     int rc = start(w, thread, err);
     if (!rc) {
-        encode_all(w, c);
+        encode_in_lanes(w, c);
         pthread_join(thread[0], NULL);
-        encode_all(w, c); /* what the fetcher brought while it ended goes back */
+        encode_in_lanes(w, c); /* what the fetcher brought while it ended */
         w->over = true;
         pthread_cond_broadcast(&w->changed);
         pthread_join(thread[1], NULL);
@@ -644,7 +691,9 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
         return -1;
     w->o = *o;
     w->o.memory_bytes = o->memory_bytes > 0 ? o->memory_bytes : 512ll << 20;
+    w->o.lanes = o->lanes < 1 ? 1 : o->lanes > KD_WORKER_LANES ? KD_WORKER_LANES : o->lanes;
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->trunk, NULL);
     pthread_cond_init(&w->changed, NULL);
     int rc = prepare(w, &lock, err);
     while (!rc) {
@@ -667,6 +716,7 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
     kd_join_release(&w->join);
     pthread_cond_destroy(&w->changed);
     pthread_mutex_destroy(&w->lock);
+    pthread_mutex_destroy(&w->trunk);
     explicit_bzero(w->key, sizeof w->key);
     kd_mem_free(w);
     if (lock >= 0)

@@ -2,12 +2,14 @@
  * one layer as files in its folder (mapped, so that memory is not what limits it), a few experts'
  * weights in memory, and results that could not be delivered in a spool.
  *
- * Threads: the caller's encodes; others claim and fetch, upload, and beat. The coordinator may be
- * away for half an hour: results wait, nothing is lost. */
+ * Threads: the caller's encodes, and one more for each further lane; others claim and fetch,
+ * upload, and beat. The coordinator may be away for half an hour: results wait, nothing is lost. */
 #ifndef KD_FARM_WORKER_H
 #define KD_FARM_WORKER_H
 
 #include "farm/encode.h"
+
+enum { KD_WORKER_LANES = 32 };
 
 struct kd_worker_opts {
     const char *url;       /* NULL: the join file's */
@@ -15,8 +17,10 @@ struct kd_worker_opts {
     const char *dir;       /* its folder: key, inputs, spool; made if missing */
     const char *name;      /* of this host in reports; NULL: its host name */
     const char *share;     /* the shared folder's path here; NULL: the join file's, "none": no */
-    const char *device;    /* "cpu" */
+    const char *device;    /* "cpu", "cuda:0": for reports; what computes is run->encoder */
     const struct kd_run *run;
+    int lanes; /* experts side by side (1, at most KD_WORKER_LANES): for run->encoder,
+                  which is faster the more there are */
     const volatile int *stop; /* set: finish or hand back, within half a minute */
     int64_t memory_bytes;     /* for weights that wait; 0: 512 MiB */
     bool stay;                /* after a run's end wait for the next one */

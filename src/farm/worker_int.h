@@ -48,6 +48,7 @@ struct kd_worker {
         host[128];
     double beat_s;
     pthread_mutex_t lock;
+    pthread_mutex_t trunk; /* held while a tensor of the trunk has the pool */
     pthread_cond_t changed;
     struct kd_work work[KD_LEDGER_HELD_MAX];
     struct kd_inputs *inputs; /* of the newest layer */

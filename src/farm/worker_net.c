@@ -87,6 +87,7 @@ static int try_join(struct kd_worker *w, struct kd_client *c, const char *token,
     snprintf(j.card.incarnation, sizeof j.card.incarnation, "%s", w->incarnation);
     snprintf(j.card.arch, sizeof j.card.arch, "%s", w->o.run->kern->name);
     snprintf(j.card.device, sizeof j.card.device, "%s", w->o.device);
+    j.card.lanes = w->o.lanes;
     memcpy(j.canary, w->canary, sizeof j.canary);
     if (token)
         snprintf(j.token, sizeof j.token, "%s", token);

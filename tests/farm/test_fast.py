@@ -55,8 +55,10 @@ def the_trunk_too():
     """with a quantized trunk its tensors are jobs as well, stage by stage; the bytes stay"""
     f = Farm("trunk", trunk="4")
     f.convert("--farm-report", f.dir / "farm.html")
-    f.worker("a")
+    f.worker("a", "--lanes", 2)
     f.worker("b", "--source", f.src)
+    s = f.until(lambda s: len(s["workers"]) == 3)
+    assert sorted(w["lanes"] for w in s["workers"]) == [1, 1, 2], s["workers"]
     figures = f.finish()
     # Three layers: 10 tensors in each (4 or 2 + 1, 1, 3, 1, 1), 8 where the MLP is dense.
     trunk = f.audit()["jobs"] - 2 * EXPERTS
@@ -64,6 +66,15 @@ def the_trunk_too():
     assert min(figures["a"]["done"], figures["b"]["done"]) > 2 and figures["local"]["done"] == 0, figures
     assert "tensors of the trunk" in (f.dir / "farm.html").read_text()
     f.end_workers()
+
+
+def devices():
+    """a device that is none is refused in one line, before anything is joined"""
+    for device, why in (("gpu", "neither cpu nor cuda"), ("cuda:x", "neither cpu nor cuda"), ("cuda:0,0", "twice")):
+        r = call("worker", "--join", "nowhere", "--device", device)
+        assert r.returncode == 2 and why in r.stderr and len(r.stderr.splitlines()) == 1, (device, r)
+    r = call("worker", "--join", "nowhere", "--device", "cuda:63")
+    assert r.returncode not in (0, 2) and len(r.stderr.splitlines()) == 1 and "join" not in r.stderr, r
 
 
 def a_killed_worker_and_a_late_one():
@@ -173,5 +184,5 @@ def sigterm_to_all():
 
 
 if __name__ == "__main__":
-    run([two_workers_and_the_same_bytes, the_trunk_too, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
+    run([two_workers_and_the_same_bytes, the_trunk_too, devices, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
          a_lost_reply, a_polite_leave, sigterm_to_all])

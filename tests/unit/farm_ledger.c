@@ -162,6 +162,30 @@ static void batches_follow_the_rate(void **state)
     kd_ledger_close(&l);
 }
 
+static void lanes_hold_a_job_each(void **state)
+{
+    (void)state;
+    struct kd_err err = {0};
+    struct kd_ledger l;
+    struct kd_grant g[64];
+    struct kd_farm_status s;
+    struct kd_worker_card w = {
+        .id = "a", .host = "h", .incarnation = "i", .arch = "x", .device = "cuda:0", .lanes = 3};
+    begin(&l, 40);
+    must(kd_ledger_join(&l, &w, &err), &err);
+    /* Before its speed is known: one for each lane, none to wait. */
+    for (int i = 0; i < 4; i++) {
+        char token[8];
+        snprintf(token, sizeof token, "%d", i);
+        assert_int_equal(take(&l, "a", "i", token, 16, g), i < 3);
+    }
+    must(kd_ledger_status(&l, 0, &s, &err), &err);
+    assert_int_equal(s.workers[0].card.lanes, 3);
+    assert_int_equal(s.workers[0].held, 3);
+    kd_farm_status_release(&s);
+    kd_ledger_close(&l);
+}
+
 static void leases_run_out_and_beats_keep_them(void **state)
 {
     (void)state;
@@ -655,6 +679,7 @@ int main(void)
         cmocka_unit_test(dearest_first_each_once),
         cmocka_unit_test(a_lost_reply_is_found_again),
         cmocka_unit_test(batches_follow_the_rate),
+        cmocka_unit_test(lanes_hold_a_job_each),
         cmocka_unit_test(leases_run_out_and_beats_keep_them),
         cmocka_unit_test(a_new_incarnation_holds_nothing),
         cmocka_unit_test(bad_arithmetic_on_two_hosts_is_poison),
