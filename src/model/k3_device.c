@@ -191,7 +191,7 @@ static int open_parts(struct kd_k3_device *d, struct kd_err *err)
 {
     struct arena a = {0};
     void *batch, *host;
-    if (fits(d->m, err) || kd_gpu_open(&d->g, d->index, err) ||
+    if (kd_gpu_open(&d->g, d->index, err) || fits(d->m, err) ||
         kd_mem_zero(&d->layers, d->m->cfg.layers, sizeof *d->layers, "layers", err))
         return -1;
     place_states(d);

@@ -1,0 +1,479 @@
+/* K3's operations beside products on a device, at K3's shapes: against the CPU (bits where they are
+ * promised, double precision within a bound elsewhere), then their times as a graph runs them.
+ * Without a device: 77, a skip. */
+#include "gpu/device.cuh"
+extern "C" {
+#include "gpu/graph.h"
+#include "gpu/memory.h"
+}
+#include "gpu/k3_reference.h"
+
+#include <functional>
+
+enum {
+    HIDDEN = 7168,
+    HEADS = 96,
+    D = KD_GPU_K3_DIM,
+    CH = HEADS * D,
+    LORA = 512,
+    WIDTH = LORA + KD_GPU_K3_ROPE,
+    QD = D + KD_GPU_K3_ROPE,
+    EXPERTS = 896,
+    TOPK = 16,
+    STATE = HEADS * D * D + 9 * CH, /* floats of one KDA layer */
+    REPEAT = 20
+};
+
+static struct kd_gpu *gpu;
+static struct kd_err err;
+static int failures;
+
+#define must(expr)                                                                                 \
+    do {                                                                                           \
+        if (expr) {                                                                                \
+            printf("%s: %s\n", #expr, err.msg);                                                    \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static void hold(bool good, const char *what, double figure)
+{
+    printf("  %-46s %.3g%s\n", what, figure, good ? "" : "  WRONG");
+    failures += !good;
+}
+
+/* Device memory with the values of a host array, or zeros. */
+template <class T> struct there {
+    T *at = nullptr;
+    int64_t count = 0;
+    explicit there(int64_t n) : count(n)
+    {
+        void *p;
+        must(kd_gpu_alloc(gpu, &p, n * (int64_t)sizeof(T), "a test's array", &err));
+        at = (T *)p;
+    }
+    explicit there(const std::vector<T> &v) : there((int64_t)v.size())
+    {
+        must(kd_gpu_upload(gpu, at, v.data(), count * (int64_t)sizeof(T), &err));
+    }
+    there(const there &) = delete;
+    ~there()
+    {
+        kd_gpu_release(gpu, at);
+    }
+    std::vector<T> back() const
+    {
+        std::vector<T> v((size_t)count);
+        must(kd_gpu_download(gpu, v.data(), at, count * (int64_t)sizeof(T), &err));
+        return v;
+    }
+};
+
+/* Sequences of a batch: `count` rows each, `pos` positions before them. */
+struct batch {
+    std::vector<there<float *> *> tables;
+    there<kd_gpu_k3_seg> seg;
+    there<int32_t> row_seg, ids;
+    kd_gpu_k3_batch b;
+    struct one {
+        int64_t count, pos;
+        float *kda;
+        std::vector<float *> pages;
+    };
+    explicit batch(const std::vector<one> &s)
+        : seg((int64_t)s.size()), row_seg(rows_of(s)), ids(rows_of(s)), b()
+    {
+        std::vector<kd_gpu_k3_seg> host;
+        std::vector<int32_t> of, tokens;
+        for (const one &o : s) {
+            tables.push_back(
+                new there<float *>(o.pages.empty() ? std::vector<float *>(1) : o.pages));
+            host.push_back({(int64_t)of.size(), o.count, o.pos, o.kda, tables.back()->at});
+            b.longest = std::max(b.longest, o.pos + o.count);
+            for (int64_t i = 0; i < o.count; i++)
+                of.push_back((int32_t)host.size() - 1);
+        }
+        for (size_t i = 0; i < of.size(); i++)
+            tokens.push_back((int32_t)(i * 7 % 50));
+        must(
+            kd_gpu_upload(gpu, seg.at, host.data(), (int64_t)(host.size() * sizeof host[0]), &err));
+        must(kd_gpu_upload(gpu, row_seg.at, of.data(), (int64_t)of.size() * 4, &err));
+        must(kd_gpu_upload(gpu, ids.at, tokens.data(), (int64_t)tokens.size() * 4, &err));
+        b.rows = (int64_t)of.size();
+        b.segs = (int64_t)s.size();
+        b.ids = ids.at;
+        b.row_seg = row_seg.at;
+        b.seg = seg.at;
+    }
+    ~batch()
+    {
+        for (there<float *> *t : tables)
+            delete t;
+    }
+    static int64_t rows_of(const std::vector<one> &s)
+    {
+        int64_t n = 0;
+        for (const one &o : s)
+            n += o.count;
+        return n;
+    }
+};
+
+static void check_mix(int banks, bool push, bool replace, bool more)
+{
+    enum { ROWS = 3 };
+    values v((uint64_t)banks);
+    floats p = v.some(ROWS * HIDDEN), bank = v.some((size_t)(banks + 1) * ROWS * HIDDEN, 2),
+           a = v.some(ROWS * HIDDEN), b = v.some(ROWS * HIDDEN), query = v.some(HIDDEN, 0.05f),
+           norm = v.some(HIDDEN, 0.3f, 1);
+    there<float> dp(p), dbank(bank), da(a), db(b), dq(query), dn(norm), out(ROWS * HIDDEN);
+    kd_gpu_k3_mix m = {ROWS,    HIDDEN, p.data(),     bank.data(),
+                       ROWS,    banks,  a.data(),     more ? b.data() : nullptr,
+                       replace, push,   query.data(), norm.data(),
+                       nullptr, 1e-5f,  nullptr};
+    floats p_want = p, bank_want = bank;
+    const std::vector<double> want = mix_want(m, &p_want, &bank_want);
+    m.p = dp.at;
+    m.bank = dbank.at;
+    m.add = da.at;
+    m.more = more ? db.at : nullptr;
+    m.query = dq.at;
+    m.norm = dn.at;
+    m.out = out.at;
+    must(kd_gpu_k3_mix_run(gpu, &m, &err));
+    const double d = apart(out.back(), want);
+    char what[64];
+    snprintf(what, sizeof what, "mix, %d banks%s, of double precision", banks, push ? " + 1" : "");
+    hold(d < 1e-6 && !bits_differ(dp.back(), p_want) && !bits_differ(dbank.back(), bank_want), what,
+         d);
+}
+
+/* Projections and weights of a KDA layer. */
+struct kda_layer {
+    floats q, k, v, gate, z, beta, taps[3], decay, dt, norm;
+    there<float> dq, dk, dv, dgate, dz, dbeta, t0, t1, t2, ddecay, ddt, dnorm, y;
+    explicit kda_layer(values &r, int64_t rows)
+        : q(r.some((size_t)(rows * CH), 2)), k(r.some((size_t)(rows * CH), 2)),
+          v(r.some((size_t)(rows * CH), 2)), gate(r.some((size_t)(rows * CH), 3)),
+          z(r.some((size_t)(rows * CH), 3)),
+          beta(r.some((size_t)(rows * HEADS), 3)), taps{r.some(CH * 4), r.some(CH * 4),
+                                                        r.some(CH * 4)},
+          decay(r.some(HEADS, 1, 2)), dt(r.some(CH)), norm(r.some(D, 0.3f, 1)), dq(q), dk(k), dv(v),
+          dgate(gate), dz(z), dbeta(beta), t0(taps[0]), t1(taps[1]), t2(taps[2]), ddecay(decay),
+          ddt(dt), dnorm(norm), y(rows * CH)
+    {
+    }
+    kd_gpu_k3_kda device(int64_t state) const
+    {
+        return {HEADS,    4,     true,  -5.0f, 1e-5f,     dq.at,  dk.at,    dv.at, dgate.at, dz.at,
+                dbeta.at, t0.at, t1.at, t2.at, ddecay.at, ddt.at, dnorm.at, state, y.at};
+    }
+    kd_gpu_k3_kda host() const
+    {
+        return {HEADS,          4,
+                true,           -5.0f,
+                1e-5f,          q.data(),
+                k.data(),       v.data(),
+                gate.data(),    z.data(),
+                beta.data(),    taps[0].data(),
+                taps[1].data(), taps[2].data(),
+                decay.data(),   dt.data(),
+                norm.data(),    0,
+                nullptr};
+    }
+};
+
+static void check_kda(const struct kd_kern &k)
+{
+    enum { ROWS = 7 };
+    values v(3);
+    kda_layer L(v, ROWS);
+    floats state[2] = {v.some(STATE), v.some(STATE)}, want(ROWS * CH);
+    there<float> s0(state[0]), s1(state[1]);
+    batch b({{5, 0, s0.at, {}}, {2, 0, s1.at, {}}});
+    const kd_gpu_k3_kda a = L.device(0);
+    for (int i = 0; i < 2; i++) {
+        const kd_gpu_k3_seg seg = {i ? 5 : 0, i ? 2 : 5, 0, state[i].data(), nullptr};
+        kda_want(k, L.host(), seg, want.data());
+    }
+    must(kd_gpu_k3_kda_run(gpu, &b.b, &a, &err));
+    const size_t bad = bits_differ(L.y.back(), want) + bits_differ(s0.back(), state[0]) +
+                       bits_differ(s1.back(), state[1]);
+    hold(!bad, "KDA, 5 + 2 tokens: bits unlike the CPU's", (double)bad);
+}
+
+static void check_route(const struct kd_kern &k)
+{
+    enum { ROWS = 64 };
+    values v(4);
+    floats logits = v.some(ROWS * EXPERTS, 4), bias = v.some(EXPERTS, 0.02f), w(ROWS * TOPK);
+    std::vector<int32_t> ids(ROWS * TOPK);
+    for (size_t i = 0; i < logits.size(); i += 5)
+        logits[i] = 2.0f;
+    for (size_t e = 0; e < EXPERTS; e += 3)
+        bias[e] = 0.01f;
+    there<float> dl(logits), db(bias), dw(ROWS * TOPK);
+    there<int32_t> di(ROWS * TOPK);
+    kd_gpu_k3_route a = {ROWS, EXPERTS, TOPK, TOPK, true, 1, 0, dl.at, db.at, di.at, dw.at};
+    must(kd_gpu_k3_route_run(gpu, &a, &err));
+    a.logits = logits.data();
+    a.bias = bias.data();
+    for (int64_t r = 0; r < ROWS; r++)
+        route_want(k, a, r, &ids[(size_t)(r * TOPK)], &w[(size_t)(r * TOPK)]);
+    const size_t bad = bits_differ(dw.back(), w) + (di.back() != ids);
+    hold(!bad, "router, 64 rows with ties: unlike the CPU's", (double)bad);
+}
+
+/* Pages of one layer. */
+static std::vector<float *> pages_of(float *memory, int64_t positions)
+{
+    std::vector<float *> p;
+    for (int64_t i = 0; i < positions; i += KD_GPU_K3_PAGE)
+        p.push_back(memory + i * WIDTH);
+    return p;
+}
+
+static void check_mla(int64_t positions)
+{
+    enum { ROWS = 3 };
+    values v((uint64_t)positions);
+    const int64_t room = (positions + KD_GPU_K3_PAGE - 1) / KD_GPU_K3_PAGE * KD_GPU_K3_PAGE;
+    floats cache = v.some((size_t)(room * WIDTH)), q = v.some(ROWS * HEADS * QD, 2),
+           gate = v.some(ROWS * CH), kv_b = v.some((size_t)HEADS * 2 * D * LORA, 0.05f);
+    std::vector<uint16_t> half(kv_b.size());
+    for (size_t i = 0; i < half.size(); i++) {
+        half[i] = kd_f32_bf16(kv_b[i]);
+        kv_b[i] = kd_bf16_f32(half[i]);
+    }
+    there<float> dc(cache), dq(q), dg(gate), y(ROWS * CH);
+    there<uint16_t> dkv(half);
+    std::vector<float *> host, pages = pages_of(dc.at, room);
+    for (int64_t i = 0; i < room; i += KD_GPU_K3_PAGE)
+        host.push_back(cache.data() + i * WIDTH);
+    batch b({{2, positions - 2, nullptr, pages}, {1, 40, nullptr, pages}});
+    floats got[2];
+    std::vector<double> want(ROWS * CH);
+    kd_gpu_k3_mla m = {HEADS, LORA, dq.at, dg.at, dkv.at, true, 0, nullptr, 0, y.at};
+    for (int way = 0; way < 2; way++) {
+        there<float> work(
+            kd_gpu_k3_mla_floats(HEADS, LORA, ROWS, b.b.longest, way ? 1 : 1 << 30, &m.parts));
+        m.work = work.at;
+        must(kd_gpu_k3_mla_run(gpu, &b.b, &m, &err));
+        got[way] = y.back();
+    }
+    m.q = q.data();
+    m.gate = gate.data();
+    for (int64_t r = 0; r < ROWS; r++)
+        mla_want(m, host.data(), r, r < 2 ? positions - 1 + r : 41, kv_b, &want[(size_t)(r * CH)]);
+    char what[64];
+    snprintf(what, sizeof what, "MLA over %lld positions, of double precision",
+             (long long)positions);
+    const double d = apart(got[0], want);
+    hold(d < 3e-6, what, d);
+    hold(!bits_differ(got[0], got[1]), "  parts at once and in turn: bits that differ",
+         (double)bits_differ(got[0], got[1]));
+    batch alone({{1, positions - 1, nullptr, pages}});
+    there<float> work(kd_gpu_k3_mla_floats(HEADS, LORA, 1, positions, 1 << 30, &m.parts)), one(CH);
+    m = {HEADS, LORA, dq.at + HEADS * QD, dg.at + CH, dkv.at, true, 0, work.at, m.parts, one.at};
+    must(kd_gpu_k3_mla_run(gpu, &alone.b, &m, &err));
+    const size_t bad =
+        bits_differ(one.back(), floats(got[0].begin() + CH, got[0].begin() + 2 * CH));
+    hold(!bad, "  a row alone: bits that differ", (double)bad);
+}
+
+static void check_rows(const struct kd_kern &k)
+{
+    values v(9);
+    floats x = v.some(2 * HIDDEN, 10), u = v.some(2 * HIDDEN, 40), w = v.some(HIDDEN),
+           all(2 * HIDDEN), want(HIDDEN);
+    there<float> dx(x), du(u), dw(w), out(2 * HIDDEN);
+    must(kd_gpu_k3_situ(gpu, dx.at, du.at, 4, 25, 2 * HIDDEN, out.at, &err));
+    k.situ(x.data(), u.data(), 4, 25, all.data(), 2 * HIDDEN);
+    hold(!bits_differ(out.back(), all), "SiTU: bits unlike the CPU's",
+         (double)bits_differ(out.back(), all));
+    must(kd_gpu_k3_norm(gpu, dx.at, dw.at, 1e-5f, 2, HIDDEN, out.at, &err));
+    k.rmsnorm(&x[HIDDEN], w.data(), 1e-5f, HIDDEN, want.data());
+    const floats got = out.back();
+    const double d = apart(floats(got.begin() + HIDDEN, got.end()),
+                           std::vector<double>(want.begin(), want.end()));
+    hold(d < 1e-6, "norm, of the CPU's", d);
+}
+
+/* Microseconds of one of REPEAT launches in a graph: the median of seven runs after one. */
+static double time_us(const std::function<int(int)> &launch)
+{
+    struct kd_gpu_graph *graph;
+    std::vector<float> ms;
+    must(kd_gpu_graph_begin(gpu, &err));
+    for (int i = 0; i < REPEAT; i++)
+        must(launch(i));
+    must(kd_gpu_graph_end(gpu, &graph, &err));
+    for (int i = 0; i < 8; i++) {
+        float t = 0;
+        cudaEventRecord(gpu->begin, gpu->stream);
+        must(kd_gpu_graph_run(gpu, graph, &err));
+        cudaEventRecord(gpu->end, gpu->stream);
+        must(kd_gpu_wait(gpu, &err));
+        cudaEventElapsedTime(&t, gpu->begin, gpu->end);
+        if (i)
+            ms.push_back(t);
+    }
+    kd_gpu_graph_free(graph);
+    std::sort(ms.begin(), ms.end());
+    return ms[3] * 1e3 / REPEAT;
+}
+
+static double copy_rate(void)
+{
+    const int64_t bytes = (int64_t)1 << 30;
+    there<unsigned char> a(bytes), b(bytes);
+    const double us = time_us([&](int) { return kd_gpu_copy(gpu, b.at, a.at, bytes, &err); });
+    return 2e-3 * (double)bytes / us;
+}
+
+static void line(const char *what, double us, double bytes, double most, double flops)
+{
+    printf("  %-46s %8.2f us", what, us);
+    if (bytes > 0)
+        printf("  %7.0f GB/s (%3.0f %%)", bytes / us * 1e-3, bytes / us * 1e-1 / most);
+    if (flops > 0)
+        printf("  %6.2f TFLOP/s", flops / us * 1e-6);
+    printf("\n");
+}
+
+static void time_kda(double most)
+{
+    enum { LAYERS = 8, SEQS = 64 };
+    values v(1);
+    kda_layer L(v, 512);
+    there<float> state((int64_t)SEQS * LAYERS * STATE);
+    for (int n : {1, 8, 64}) {
+        std::vector<batch::one> s;
+        for (int i = 0; i < n; i++)
+            s.push_back({1, 100, state.at + (int64_t)i * LAYERS * STATE, {}});
+        batch b(s);
+        char what[64];
+        snprintf(what, sizeof what, "KDA step, %d sequences", n);
+        const double us = time_us([&](int i) {
+            const kd_gpu_k3_kda a = L.device(i % LAYERS * (int64_t)STATE);
+            return kd_gpu_k3_kda_run(gpu, &b.b, &a, &err);
+        });
+        line(what, us, 8.0 * STATE * n, most, 0);
+    }
+    for (int n : {1, 8}) {
+        std::vector<batch::one> s;
+        for (int i = 0; i < n; i++)
+            s.push_back({512 / n, 0, state.at + (int64_t)i * LAYERS * STATE, {}});
+        batch b(s);
+        char what[64];
+        snprintf(what, sizeof what, "KDA, 512 tokens in %d sequences", n);
+        line(what, time_us([&](int i) {
+                 const kd_gpu_k3_kda a = L.device(i % LAYERS * (int64_t)STATE);
+                 return kd_gpu_k3_kda_run(gpu, &b.b, &a, &err);
+             }),
+             0, 1, 0);
+    }
+}
+
+static void time_mla(double most)
+{
+    enum { SEQS = 64 };
+    values v(2);
+    const int64_t longest = 32768;
+    floats few = v.some(1 << 16);
+    there<float> q(SEQS * HEADS * QD), gate(SEQS * CH), y(SEQS * CH), cq(SEQS * 1536),
+        kv(SEQS * WIDTH), norm(1536);
+    there<uint16_t> kv_b((int64_t)HEADS * 2 * D * LORA);
+    there<float> cache(SEQS * (longest + 64) * WIDTH);
+    must(kd_gpu_upload(gpu, q.at, few.data(), (int64_t)few.size() * 4, &err));
+    int64_t parts, room = kd_gpu_k3_mla_floats(HEADS, LORA, 512, longest, 0, &parts);
+    there<float> work(room);
+    for (int64_t n : {(int64_t)64, (int64_t)1024, (int64_t)4096, longest})
+        for (int64_t rows : {1, 8, 64}) {
+            std::vector<batch::one> s;
+            for (int64_t i = 0; i < rows; i++)
+                s.push_back({1, n - 1, nullptr, pages_of(cache.at + i * longest * WIDTH, n)});
+            batch b(s);
+            kd_gpu_k3_mla m = {HEADS, LORA, q.at, gate.at, kv_b.at, true, 0, work.at, 0, y.at};
+            kd_gpu_k3_mla_floats(HEADS, LORA, rows, n, room, &m.parts);
+            char what[64];
+            snprintf(what, sizeof what, "MLA, %lld rows over %lld", (long long)rows, (long long)n);
+            line(what, time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); }),
+                 4.0 * (double)(rows * n) * WIDTH, most,
+                 2.0 * HEADS * (WIDTH + LORA) * (double)(rows * n));
+            const kd_gpu_k3_latents in = {1536, LORA, 1e-6f, cq.at, kv.at, norm.at, norm.at, 0};
+            if (n == 64 && rows != 8) {
+                snprintf(what, sizeof what, "MLA norms and cache rows, %lld rows", (long long)rows);
+                line(what,
+                     time_us([&](int) { return kd_gpu_k3_latents_run(gpu, &b.b, &in, &err); }), 0,
+                     1, 0);
+            }
+        }
+}
+
+static void time_rows(void)
+{
+    values v(8);
+    floats some = v.some(512 * EXPERTS, 3);
+    there<float> p(64 * HIDDEN), bank(9 * 64 * HIDDEN), a(64 * HIDDEN), w(HIDDEN), out(64 * HIDDEN),
+        logits(some), weight(512 * TOPK);
+    there<int32_t> ids(512 * TOPK);
+    for (int banks : {1, 4, 8})
+        for (int64_t rows : {1, 8, 64}) {
+            const kd_gpu_k3_mix m = {rows,  HIDDEN, p.at, bank.at, rows,    banks, a.at,  a.at,
+                                     false, false,  w.at, w.at,    nullptr, 1e-5f, out.at};
+            char what[64];
+            snprintf(what, sizeof what, "mix and norm, %d banks, %lld rows", banks,
+                     (long long)rows);
+            line(what, time_us([&](int) { return kd_gpu_k3_mix_run(gpu, &m, &err); }), 0, 1, 0);
+        }
+    for (int64_t rows : {1, 64, 512}) {
+        const kd_gpu_k3_route r = {rows, EXPERTS,   TOPK, TOPK,   true,     1,
+                                   0,    logits.at, w.at, ids.at, weight.at};
+        char what[64];
+        snprintf(what, sizeof what, "router, %lld rows", (long long)rows);
+        line(what, time_us([&](int) { return kd_gpu_k3_route_run(gpu, &r, &err); }), 0, 1, 0);
+    }
+    for (int64_t rows : {1, 64}) {
+        char what[64];
+        snprintf(what, sizeof what, "norm of 3584, %lld rows", (long long)rows);
+        line(what, time_us([&](int) {
+                 return kd_gpu_k3_norm(gpu, p.at, w.at, 1e-5f, rows, 3584, p.at, &err);
+             }),
+             0, 1, 0);
+        snprintf(what, sizeof what, "SiTU of 6144, %lld rows", (long long)rows);
+        line(what, time_us([&](int) {
+                 return kd_gpu_k3_situ(gpu, p.at, a.at, 4, 25, rows * 6144, p.at, &err);
+             }),
+             0, 1, 0);
+    }
+}
+
+int main(void)
+{
+    struct kd_kern k;
+    if (!kd_gpu_count()) {
+        printf("no device: skipped\n");
+        return 77;
+    }
+    must(kd_gpu_open(&gpu, 0, &err));
+    must(kd_kern_pick(&k, &err));
+    printf("%s, against the CPU:\n", kd_gpu_facts(gpu)->name);
+    check_mix(0, true, true, false);
+    check_mix(2, false, false, true);
+    check_mix(7, true, true, false);
+    check_mix(8, false, false, true);
+    check_rows(k);
+    check_kda(k);
+    check_route(k);
+    check_mla(131);
+    check_mla(5000);
+    const double most = copy_rate();
+    printf("copying 1 GiB: %.0f GB/s; shares below are of that\n", most);
+    time_kda(most);
+    time_mla(most);
+    time_rows();
+    kd_gpu_close(gpu);
+    printf(failures ? "%d WRONG\n" : "all as it should be\n", failures);
+    return failures != 0;
+}
