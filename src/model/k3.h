@@ -202,7 +202,24 @@ struct kd_k3_open {
 };
 int kd_k3_open(struct kd_k3_model **m, const char *dir, const struct kd_run *run,
                const struct kd_k3_open *o, struct kd_err *err) KD_MUST;
+/* A model of cfg's shape with random weights, on a device alone: for measuring. No checkpoint
+ * (kd_k3_ckpt is NULL). */
+struct kd_k3_made {
+    int64_t layers;                  /* the first so many; 0: all */
+    double bpw, trunk_bpw, head_bpw; /* as of a conversion; trunk and head 0: BF16 */
+    uint64_t seed;
+};
+int kd_k3_make(struct kd_k3_model **m, const struct kd_k3_cfg *cfg, const struct kd_k3_made *made,
+               const struct kd_run *run, int device, struct kd_err *err) KD_MUST;
 void kd_k3_close(struct kd_k3_model *m);
+/* What a step of decoding reads and writes. */
+struct kd_k3_traffic {
+    int64_t trunk_bytes;    /* weights outside the experts, the head too, once a step */
+    int64_t expert_bytes;   /* of one routed expert */
+    int64_t state_bytes;    /* of a sequence: KDA states, read and written */
+    int64_t position_bytes; /* of a position of a sequence: read of the latent cache */
+};
+int kd_k3_traffic(const struct kd_k3_model *m, struct kd_k3_traffic *t, struct kd_err *err) KD_MUST;
 const struct kd_k3_cfg *kd_k3_config(const struct kd_k3_model *m);
 const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m);
 int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct kd_err *err) KD_MUST;

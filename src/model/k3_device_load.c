@@ -72,7 +72,8 @@ static int load_mat(struct loader *l, const struct kd_mat *from, struct kd_gpu_m
     if (!memory)
         return 0;
     kd_progress_add(bytes, NULL);
-    return kd_gpu_mat_load(l->d->g, to, &s, memory, err);
+    return s.data ? kd_gpu_mat_load(l->d->g, to, &s, memory, err)
+                  : kd_gpu_mat_make(l->d->g, to, &s, (uint64_t)l->at, memory, err);
 }
 
 static int load_floats(struct loader *l, const float *from, int64_t count, float **to,
@@ -95,6 +96,13 @@ static int load_plain(struct loader *l, const struct kd_mat *from, const void **
     if (!out)
         return 0;
     kd_progress_add(from->rows * row, NULL);
+    if (plain && !from->data) {
+        struct kd_gpu_source s;
+        struct kd_gpu_mat made;
+        return source_of(from, &s, err) || kd_gpu_mat_make(g, &made, &s, (uint64_t)l->at, out, err)
+                   ? -1
+                   : 0;
+    }
     if (plain)
         return kd_gpu_upload(g, out, from->data, from->rows * row, err);
     float *some;

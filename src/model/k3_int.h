@@ -65,7 +65,9 @@ struct kd_k3_model {
     struct kd_k3_ends ends;
     struct kd_store *store;
     struct kd_k3_device *dev; /* NULL: the CPU; model/k3_device.h */
+    bool made;                /* by kd_k3_make */
 };
+void kd_k3_made_store_close(struct kd_store *s);
 
 struct kd_k3_seq {
     const struct kd_k3_model *m;

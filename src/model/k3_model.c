@@ -56,7 +56,10 @@ void kd_k3_close(struct kd_k3_model *m)
         kd_k3_layer_release(&m->layers[l]);
     kd_mem_free(m->layers);
     kd_k3_ends_release(&m->ends);
-    kd_k3_store_close(m->store);
+    if (m->made)
+        kd_k3_made_store_close(m->store);
+    else
+        kd_k3_store_close(m->store);
     if (m->ck)
         kd_ckpt_close(m->ck);
     kd_mem_free(m);
@@ -70,6 +73,34 @@ const struct kd_k3_cfg *kd_k3_config(const struct kd_k3_model *m)
 const struct kd_ckpt *kd_k3_ckpt(const struct kd_k3_model *m)
 {
     return m->ck;
+}
+
+int kd_k3_traffic(const struct kd_k3_model *m, struct kd_k3_traffic *t, struct kd_err *err)
+{
+    const struct kd_k3_cfg *c = &m->cfg;
+    *t = (struct kd_k3_traffic){.trunk_bytes = kd_mat_bytes(&m->ends.head)};
+    for (int64_t l = 0; l < c->layers; l++) {
+        const struct kd_k3_layer *L = &m->layers[l];
+        const struct kd_mat *const mats[] = {
+            &L->q,    &L->k,   &L->v,    &L->f_a,    &L->f_b,         &L->b,
+            &L->q_a,  &L->q_b, &L->kv_a, &L->kv_b,   &L->g,           &L->o,
+            &L->gate, &L->up,  &L->down, &L->router, &L->routed_down, &L->routed_up};
+        struct kd_expert x;
+        for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
+            t->trunk_bytes += mats[i]->type != KD_MAT_NONE ? kd_mat_bytes(mats[i]) : 0;
+        if (L->mla)
+            t->position_bytes += (c->kv_lora + c->rope) * (int64_t)sizeof(float);
+        else
+            t->state_bytes += 2 * kd_k3_kda_floats(c, L->heads) * (int64_t)sizeof(float);
+        if (!L->moe || t->expert_bytes)
+            continue;
+        if (m->store->get(m->store, l, 0, &x, err))
+            return -1;
+        t->expert_bytes = kd_mat_bytes(&x.w1) + kd_mat_bytes(&x.w3) + kd_mat_bytes(&x.w2);
+        if (m->store->done)
+            m->store->done(m->store, l, 0);
+    }
+    return 0;
 }
 
 /* One pass: some tokens of some feeds, at most KD_K3_FORWARD_ROWS rows. */

@@ -205,6 +205,32 @@ int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_
     return 0;
 }
 
+/* Random codes; scales that keep activations of one size. */
+int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_source *s,
+                    uint64_t seed, void *memory, struct kd_err *err)
+{
+    std::vector<uint16_t> data((size_t)kd_gpu_mat_bytes(s) / 2),
+        side((size_t)(s->rows_padded + s->cols_padded));
+    uint64_t z = seed * 2 + 88172645463325252ull;
+    auto next = [&] {
+        z ^= z << 13;
+        z ^= z >> 7;
+        z ^= z << 17;
+        return (uint16_t)(z >> 40);
+    };
+    for (uint16_t &x : data)
+        x = s->type == KD_GPU_MAT_BF16 ? (uint16_t)(0x3d00 | (next() & 0x807f)) : next();
+    for (size_t i = 0; i < side.size(); i++)
+        side[i] = (uint16_t)((i < (size_t)s->cols_padded ? 0x2440 : 0x3c00) | (next() & 0x8000));
+    struct kd_gpu_source with = *s;
+    with.data = data.data();
+    with.suh = side.data();
+    with.svh = side.data() + s->cols_padded;
+    if (s->type != KD_GPU_MAT_BF16 && s->type != KD_GPU_MAT_EXL3)
+        return kd_fail(err, KD_ENOTSUP, "made matrices are BF16 or EXL3 here");
+    return kd_gpu_mat_load(g, m, &with, memory, err);
+}
+
 static struct kd_mat host_mat(const struct kd_gpu_mat &m)
 {
     static const enum kd_mat_type types[] = {KD_MAT_NONE, KD_MAT_F32, KD_MAT_BF16, KD_MAT_MXFP4,

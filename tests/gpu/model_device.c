@@ -375,6 +375,40 @@ static void check_model(const char *dir)
     kd_pool_close(p.run.pool);
 }
 
+/* A model of a shape alone runs, and its traffic is what its matrices weigh. */
+static void check_made(const char *dir)
+{
+    struct kd_kern kern;
+    struct kd_run run = {.kern = &kern};
+    struct kd_k3_model *cpu, *m;
+    struct kd_k3_seq *s;
+    const struct kd_k3_made made = {.layers = 5, .bpw = 2.3125, .trunk_bpw = 4, .head_bpw = 6};
+    struct kd_k3_traffic t, stored;
+    must(kd_kern_pick(&kern, &err));
+    must(kd_k3_open(&cpu, dir, &run, NULL, &err));
+    const struct kd_k3_cfg *c = kd_k3_config(cpu);
+    hold(kd_k3_make(&m, c, &made, &run, 0, &err) == -1, "a made model on the CPU");
+    must(kd_k3_make(&m, c, &made, &run, 1, &err));
+    must(kd_k3_traffic(m, &t, &err));
+    must(kd_k3_traffic(cpu, &stored, &err));
+    hold(t.trunk_bytes < stored.trunk_bytes && t.expert_bytes < stored.expert_bytes &&
+             stored.expert_bytes == 3 * c->moe_inter * c->latent * 17 / 32 &&
+             t.state_bytes * 6 == stored.state_bytes * 4 && t.position_bytes > 0,
+         "traffic");
+    float *l = floats(2 * c->vocab);
+    const int32_t ids[2] = {3, 5};
+    must(kd_k3_seq_open(&s, m, &err));
+    struct kd_k3_feed f = {.seq = s, .ids = ids, .count = 2, .want = 2};
+    must(kd_k3_forward(m, &f, 1, NULL, l, &err));
+    double most = greatest(l, 2 * c->vocab);
+    printf("  made of %lld layers: logits up to %.3g\n", (long long)kd_k3_config(m)->layers, most);
+    hold(most > 1e-3 && most < 1e6, "a made model's logits");
+    kd_k3_seq_close(s);
+    kd_k3_close(m);
+    kd_k3_close(cpu);
+    kd_mem_free(l);
+}
+
 int main(int argc, char **argv)
 {
     const char *data = getenv("KONDENSE_TEST_DATA");
@@ -384,8 +418,10 @@ int main(int argc, char **argv)
         return 77;
     }
     snprintf(dir, sizeof dir, "%s/k3-nano", data ? data : "tests/data");
-    if (argc < 2)
+    if (argc < 2) {
         check_model(dir);
+        check_made(dir);
+    }
     for (int i = 1; i < argc; i++)
         check_model(argv[i]);
     printf(failures ? "%d WRONG\n" : "all as it should be\n", failures);
