@@ -29,9 +29,12 @@ struct kd_bench {
     double ghz;
     const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
     const char *units;  /* farm: the coordinator and each worker, for the simulation; or NULL */
-    int64_t layers;     /* farm: 0: K3's */
-    struct kd_jw *w;    /* inside "results": [ */
-    bool screen;        /* lines on standard output too */
+    int64_t layers;     /* farm: 0: K3's; forward with a shape: the first so many, 0: all */
+    const char *device; /* forward: where the model runs, or NULL */
+    const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
+    double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
+    struct kd_jw *w;                 /* inside "results": [ */
+    bool screen;                     /* lines on standard output too */
 };
 /* Runs work(ctx, n) with n grown until one repeat takes its share of b->seconds; each repeat gives
  * n * per_unit / seconds. work returns 0 or -1. */

@@ -1,15 +1,22 @@
 #include "cmd/bench.h"
 #include "cmd/cmd.h"
+#include "cmd/model_device.h"
 
 #include <stdio.h>
 #include <string.h>
 
 static struct {
-    const char *model, *rate, *require, *texts, *ledger, *units;
-    double seconds;
+    const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
+    double seconds, bpw, trunk_bpw, head_bpw;
     int64_t threads, tiles, prompt, passages, layers;
     bool json;
-} o = {.seconds = 1, .tiles = 1024, .prompt = 4000, .passages = 8};
+} o = {.seconds = 1,
+       .bpw = 2.3125,
+       .trunk_bpw = 4,
+       .head_bpw = 6,
+       .tiles = 1024,
+       .prompt = 4000,
+       .passages = 8};
 
 static const struct kd_opt opts[] = {
     {.name = "seconds",
@@ -73,7 +80,7 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_INT,
      .out = &o.layers,
      .arg = "N",
-     .help = "farm: K3's layers to go through; default all 93",
+     .help = "farm, forward with --shape: the first N layers; default all",
      .min = 1,
      .max = 1000},
     {.name = "units",
@@ -82,6 +89,34 @@ static const struct kd_opt opts[] = {
      .arg = "LIST",
      .help = "farm: the coordinator and its workers, to simulate: machines as for plan (gb300, "
              "spark:8, FILE), or tiles/s and TFLOP/s as 351000/47 (0: encodes nothing)"},
+    KD_OPT_ROW_MODEL_DEVICE(&o.device),
+    {.name = "shape",
+     .type = KD_OPT_STR,
+     .out = &o.shape,
+     .arg = "k3|FILE",
+     .help = "forward: no model but random weights in the shape of K3 or a config.json, made on "
+             "the device"},
+    {.name = "bpw",
+     .type = KD_OPT_NUM,
+     .out = &o.bpw,
+     .arg = "R",
+     .help = "of the shape's experts; default 2.3125",
+     .num_min = 1,
+     .num_max = 8},
+    {.name = "trunk-bpw",
+     .type = KD_OPT_NUM,
+     .out = &o.trunk_bpw,
+     .arg = "R",
+     .help = "of the shape's trunk, as in convert; 0: BF16; default 4",
+     .num_min = 0,
+     .num_max = 8},
+    {.name = "head-bpw",
+     .type = KD_OPT_NUM,
+     .out = &o.head_bpw,
+     .arg = "R",
+     .help = "of the shape's lm_head; 0: BF16; default 6",
+     .num_min = 0,
+     .num_max = 8},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
@@ -91,13 +126,19 @@ static const struct kd_opt opts[] = {
 static int check_options(const char *what, const char *model, struct kd_err *err)
 {
     bool farm = !strcmp(what, "farm"), serve = !strcmp(what, "serve"),
+         forward = !strcmp(what, "forward"),
          codec = !strcmp(what, "encode") || !strcmp(what, "decode");
     const struct {
         const char *name;
         bool given, fits;
-    } used[] = {{"--rate", o.rate, codec},        {"--require", o.require, serve || farm},
-                {"--text", o.texts, serve},       {"--ledger", o.ledger, farm},
-                {"--layers", o.layers > 0, farm}, {"--units", o.units, farm},
+    } used[] = {{"--rate", o.rate, codec},
+                {"--require", o.require, serve || farm},
+                {"--text", o.texts, serve},
+                {"--ledger", o.ledger, farm},
+                {"--layers", o.layers > 0, farm || (forward && o.shape)},
+                {"--units", o.units, farm},
+                {"--device", o.device, forward},
+                {"--shape", o.shape, forward},
                 {"MODEL", model, !farm && !codec}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].given && !used[i].fits)
@@ -143,6 +184,11 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .ledger = o.ledger,
                          .units = o.units,
                          .layers = o.layers,
+                         .device = o.device,
+                         .shape = o.shape,
+                         .bpw = o.bpw,
+                         .trunk_bpw = o.trunk_bpw,
+                         .head_bpw = o.head_bpw,
                          .tiles = o.tiles,
                          .ghz = kd_bench_ghz(),
                          .w = &w,
@@ -179,6 +225,7 @@ const struct kd_cmd kd_cmd_bench = {
     .args = "encode|decode|forward|serve|farm [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
                "kondense bench forward --model k3-nano\n"
+               "kondense bench forward --device cuda --shape k3 --layers 12\n"
                "kondense bench serve model --require toks=15,ttft=2",
     .opts = opts,
     .args_min = 1,
@@ -192,6 +239,10 @@ const struct kd_cmd kd_cmd_bench = {
         "are also set against the multipliers: the operations that a weight takes, over the lanes "
         "a "
         "cycle that were measured.\n\n"
+        "forward on a device also tells what a step of decoding has to move through its memory, "
+        "what "
+        "that takes at the rate of copying, measured first, and how much more the step took; per "
+        "93 layers too, K3's number.\n\n"
         "serve opens a server on a free port and is its client: a prompt of --prompt tokens, new "
         "and "
         "seen before (ttft, warm: seconds to the end of an answer of one token); one answer "

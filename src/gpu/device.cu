@@ -29,7 +29,9 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
                       "CUDA finds no device; use the CPU (--device cpu)"))
         return -1;
     if (index < 0 || index >= count)
-        return kd_fail(err, KD_EGPU, "device cuda:%d: there are %d here", index, count);
+        return kd_fail(err, KD_EGPU,
+                       "device cuda:%d: there are %d here, or use the CPU (--device cpu)", index,
+                       count);
     if (kd_mem_zero(&g, 1, sizeof *g, "a device", err))
         return -1;
     g->index = index;
