@@ -115,9 +115,9 @@ static int put_bound(const struct kd_bench *b, struct forward *f, double ms, str
     f->used_count = 0;
     if (kd_k3_traffic(f->m, &t, err) || step(f, &o, err))
         return -1;
-    double bytes =
-        (double)t.trunk_bytes + (double)(f->used_count * t.expert_bytes) +
-        (double)f->batch * ((double)t.state_bytes + (double)(f->span / 2 * t.position_bytes));
+    double bytes = (double)t.trunk_bytes + (double)(f->used_count * t.expert_bytes) +
+                   (double)f->batch *
+                       ((double)t.state_bytes + (double)f->span * 0.5 * (double)t.position_bytes);
     double least = bytes / f->copy_gb_s * 1e-6, over = ms - least;
     kd_jw_num(b->w, "step_ms", ms);
     kd_jw_num(b->w, "step_bytes", bytes);

@@ -200,7 +200,7 @@ struct kd_k3_open {
     int device;
     bool checks; /* on a device: products as exact as they come, not as fast */
 };
-int kd_k3_open(struct kd_k3_model **m, const char *dir, const struct kd_run *run,
+int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *run,
                const struct kd_k3_open *o, struct kd_err *err) KD_MUST;
 /* A model of cfg's shape with random weights, on a device alone: for measuring. No checkpoint
  * (kd_k3_ckpt is NULL). */
@@ -209,7 +209,7 @@ struct kd_k3_made {
     double bpw, trunk_bpw, head_bpw; /* as of a conversion; trunk and head 0: BF16 */
     uint64_t seed;
 };
-int kd_k3_make(struct kd_k3_model **m, const struct kd_k3_cfg *cfg, const struct kd_k3_made *made,
+int kd_k3_make(struct kd_k3_model **out, const struct kd_k3_cfg *cfg, const struct kd_k3_made *made,
                const struct kd_run *run, int device, struct kd_err *err) KD_MUST;
 void kd_k3_close(struct kd_k3_model *m);
 /* What a step of decoding reads and writes. */
