@@ -341,9 +341,10 @@ static void put_rate(const struct kd_bench *b, const char *engine, int64_t layer
 }
 
 /* --require "pgbench=0.5,memory=5". Before anything runs, r is NULL: only the list is looked at. */
-static int require(const struct rate *r, const char *list, struct kd_err *err)
+static int require(const struct kd_bench *b, int64_t layers, const struct rate *r,
+                   struct kd_err *err)
 {
-    for (const char *at = list; at && *at;) {
+    for (const char *at = b->require; at && *at;) {
         size_t n = strcspn(at, ","), key = strcspn(at, "=");
         char number[32];
         double want;
@@ -357,12 +358,12 @@ static int require(const struct rate *r, const char *list, struct kd_err *err)
         snprintf(number, sizeof number, "%.*s", (int)(n - key - 1), at + key + 1);
         if (kd_parse_num(number, &want, err))
             return kd_wrap(err, "--require");
-        double v = r ? figure(r, i) : want;
-        if (r && i == 0 && !(r->pgbench > 0))
+        if (i == 0 && (!b->ledger || (r && !(r->pgbench > 0))))
             return kd_fail(err, KD_EUSAGE,
                            "--require pgbench: needs --ledger and the program pgbench");
-        if (r && i == 1 && !r->early_bytes)
+        if (i == 1 && layers <= SPREAD)
             return kd_fail(err, KD_EUSAGE, "--require memory: needs more than %d layers", SPREAD);
+        double v = r ? figure(r, i) : want;
         if (bars[i].most ? v > want : v < want)
             return kd_fail(err, KD_EGATE, "%s is %.4g, not at %s %g", bars[i].key, v,
                            bars[i].most ? "most" : "least", want);
@@ -401,8 +402,8 @@ int kd_bench_farm(const struct kd_bench *b, struct kd_err *err)
 {
     struct rate r;
     int64_t layers = b->layers > 0 ? b->layers : LAYERS;
-    if (require(NULL, b->require, err) || kd_bench_farm_units(b, err) || ledger(b, layers, &r, err))
+    if (require(b, layers, NULL, err) || kd_bench_farm_units(b, err) || ledger(b, layers, &r, err))
         return -1;
     put_rate(b, b->ledger ? "PostgreSQL" : "SQLite", layers, &r);
-    return kd_bench_farm_sim(b, err) || require(&r, b->require, err) ? -1 : 0;
+    return kd_bench_farm_sim(b, err) || require(b, layers, &r, err) ? -1 : 0;
 }

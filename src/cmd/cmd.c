@@ -46,7 +46,7 @@ static void on_signal(int sig)
     (void)sig;
     if (kd_cmd_stop)
         _Exit(KD_EXIT_STOPPED);
-    kd_cmd_stop = 1;
+    __atomic_store_n(&kd_cmd_stop, 1, __ATOMIC_RELAXED); /* other threads look at it */
 }
 
 int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err)

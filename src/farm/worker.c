@@ -27,9 +27,14 @@ void kd_worker_fatal(struct kd_worker *w, const struct kd_err *err)
     pthread_mutex_unlock(&w->lock);
 }
 
+static bool asked_to_stop(const struct kd_worker *w)
+{
+    return w->o.stop && __atomic_load_n(w->o.stop, __ATOMIC_RELAXED);
+}
+
 bool kd_worker_stopping(struct kd_worker *w)
 {
-    return w->over || w->failed || (w->o.stop && *w->o.stop);
+    return w->over || w->failed || asked_to_stop(w);
 }
 
 void kd_worker_wait(struct kd_worker *w, int ms)
@@ -351,7 +356,7 @@ static void end_in_time(struct kd_worker *w, struct kd_client *c)
 {
     struct kd_err err;
     double now = kd_clock_s();
-    if (!(w->o.stop && *w->o.stop))
+    if (!asked_to_stop(w))
         return;
     if (!(w->stop_at > 0))
         w->stop_at = now;
@@ -702,7 +707,7 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
             break;
         kd_log(KD_LOG_INFO, "worker", "id=%s url=%s msg=\"joined\"", w->id, w->url);
         rc = work(w, err);
-        if (!w->o.stay || w->failed || (w->o.stop && *w->o.stop))
+        if (!w->o.stay || w->failed || asked_to_stop(w))
             break;
         kd_worker_wait(w, 2000);
     }
@@ -710,7 +715,7 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
         *err = w->fatal;
         rc = -1;
     }
-    if (!rc && w->o.stop && *w->o.stop)
+    if (!rc && asked_to_stop(w))
         rc = kd_fail(err, KD_ECANCEL, "stopped; %lld experts were encoded", (long long)w->done);
     kd_inputs_drop(w, w->inputs);
     kd_join_release(&w->join);

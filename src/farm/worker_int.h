@@ -57,7 +57,7 @@ struct kd_worker {
     _Atomic double heard;       /* of the coordinator, last */
     atomic_bool over, finished; /* over: threads end; finished: the coordinator has no more */
     struct kd_err fatal;
-    bool failed;
+    atomic_bool failed;
     struct kd_share_luck fetching, putting;
     atomic_bool no_trunk; /* a tensor of the trunk did not fit in memory: no more of them */
     int64_t done;
