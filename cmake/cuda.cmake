@@ -1,10 +1,14 @@
 # The CUDA backend: kernels of src/gpu, linked into kd_gpu. Results are EXACT, so nvcc may not contract.
-if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 90-real 100-real 121-real)
-endif()
+# KD_CUDA_ARCHS: 90a is Hopper, 100f Blackwell's data centre family (GB300 too), 120f the other one (GB10,
+# RTX); the letters let the search move registers between its warps. 86 and 89 work as well.
+set(KD_CUDA_ARCHS "90a;100f;120f" CACHE STRING "device architectures to compile for")
+set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
-set(KD_CUDA_OPTIONS -std=c++17 --fmad=false -Werror=all-warnings
+foreach(arch ${KD_CUDA_ARCHS})
+  list(APPEND KD_CUDA_TARGETS -gencode=arch=compute_${arch},code=sm_${arch})
+endforeach()
+set(KD_CUDA_OPTIONS ${KD_CUDA_TARGETS} -std=c++17 --fmad=false -Werror=all-warnings
     -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off)
 file(GLOB cuda CONFIGURE_DEPENDS src/gpu/*.cu)
 add_library(kd_gpu_cuda STATIC ${cuda})

@@ -53,6 +53,26 @@ template <int threads> KD_DEV void kd_sync_last(void)
 {
     asm volatile("bar.sync 2, %0;" ::"n"(threads) : "memory");
 }
+/* More or fewer registers (a multiple of 8) for all threads of four adjacent warps, the first of
+ * them a multiple of four; nothing where a device cannot do that. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_SPECIFIC__) ||                       \
+    defined(__CUDA_ARCH_FAMILY_SPECIFIC__)
+template <int registers> KD_DEV void kd_more_registers(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers> KD_DEV void kd_fewer_registers(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+#else
+template <int registers> KD_DEV void kd_more_registers(void)
+{
+}
+template <int registers> KD_DEV void kd_fewer_registers(void)
+{
+}
+#endif
 KD_DEV void kd_sync_warp(void)
 {
     __syncwarp();

@@ -7,35 +7,40 @@ namespace
 
 typedef void (*search_kernel)(kd_gpu_search_args);
 
-template <int BASE> search_kernel kernel_of(bool masked)
+template <int BASE, int TILES> search_kernel kernel_of(bool masked)
 {
     using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<half_steps<BASE, true>, BASE, true>
-                  : kd_gpu_search_tiles<half_steps<BASE, false>, BASE, false>;
+    return masked ? kd_gpu_search_tiles<half_steps<BASE, true>, BASE, true, TILES>
+                  : kd_gpu_search_tiles<half_steps<BASE, false>, BASE, false, TILES>;
 }
 
 template <int BASE> search_kernel fine_kernel_of(bool masked)
 {
     using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<fine_steps, BASE, true>
-                  : kd_gpu_search_tiles<fine_steps, BASE, false>;
+    return masked ? kd_gpu_search_tiles<fine_steps, BASE, true, 1>
+                  : kd_gpu_search_tiles<fine_steps, BASE, false, 1>;
 }
 
-search_kernel kernel_for(struct kd_rate r)
+/* Two tiles side by side where their costs fit: never at 1 bit, at 2 on some devices. */
+search_kernel kernel_for(struct kd_rate r, int64_t block_shared_bytes, int *tiles)
 {
     using namespace kd_trellis;
     const bool masked = r.mask != 0;
 
+    if (r.base == 2)
+        *tiles = 2 * kd_gpu_search_shared(r) <= block_shared_bytes ? 2 : 1;
+    else
+        *tiles = r.base == 3 || (r.base == 4 && !masked) ? 2 : 1;
     switch (r.base) {
     case 1:
-        return kernel_of<1>(masked);
+        return kernel_of<1, 1>(masked);
     case 2:
-        return kernel_of<2>(masked);
+        return *tiles == 2 ? kernel_of<2, 2>(masked) : kernel_of<2, 1>(masked);
     case 3:
-        return kernel_of<3>(masked);
+        return kernel_of<3, 2>(masked);
     case 4:
-        return masked ? kd_gpu_search_tiles<fine_steps, 4, true>
-                      : kd_gpu_search_tiles<half_steps<4, false>, 4, false>;
+        return masked ? kd_gpu_search_tiles<fine_steps, 4, true, 1>
+                      : kd_gpu_search_tiles<half_steps<4, false>, 4, false, 2>;
     case 5:
         return fine_kernel_of<5>(masked);
     case 6:
@@ -43,7 +48,7 @@ search_kernel kernel_for(struct kd_rate r)
     case 7:
         return fine_kernel_of<7>(masked);
     default:
-        return kd_gpu_search_tiles<fine_steps, 8, false>;
+        return kd_gpu_search_tiles<fine_steps, 8, false, 1>;
     }
 }
 
@@ -174,8 +179,9 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                          enum kd_codebook codebook, int seam, int blocks, const float *target,
                          uint16_t *states, int64_t tiles, struct kd_err *err)
 {
-    const search_kernel kernel = kernel_for(rate);
-    const int64_t shared = kd_gpu_search_shared(rate);
+    int side;
+    const search_kernel kernel = kernel_for(rate, g->facts.block_shared_bytes, &side);
+    const int64_t shared = side * kd_gpu_search_shared(rate);
     const int segment = kd_gpu_search_segment(rate);
     const int most = blocks > 0 && blocks < g->facts.sms ? blocks : g->facts.sms;
     const int grid = tiles < most ? (int)tiles : most;
@@ -193,7 +199,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                        "%s: %lld bytes of shared memory a block, this rate needs %lld; use the CPU",
                        g->facts.name, (long long)g->facts.block_shared_bytes, (long long)shared);
     if (scratch_of(g, &m, err) ||
-        grow(m, grid * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
+        grow(m, grid * side * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
         (rate.base + (rate.mask ? 1 : 0) > 4 && values_of(m, rate, codebook, &value, err)))
         return -1;
     const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
@@ -239,8 +245,11 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
         const int segment = kd_gpu_search_segment(job->rate);
         const int most = job->blocks > 0 && job->blocks < g->facts.sms ? job->blocks : g->facts.sms;
         const int64_t all = (255 + segment) / segment, half = (job->seam - 1 + segment) / segment;
+        int side;
+        kernel_for(job->rate, g->facts.block_shared_bytes, &side);
         *figures = {ms * 1e-3, job->tiles < most ? (int)job->tiles : most,
-                    kd_gpu_search_shared(job->rate), (all + half) * (65536 >> job->rate.base) * 2};
+                    side * kd_gpu_search_shared(job->rate),
+                    (all + half) * (65536 >> job->rate.base) * 2};
     }
     return 0;
 }

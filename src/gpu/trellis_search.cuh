@@ -12,8 +12,8 @@
  *
  * No branches are recorded. Every `segment` positions the costs are kept in device memory, and four
  * more warps, one for each scheduler, walk back through a finished pass while the sixteen run the
- * next one: within a segment they evaluate the few states that lead to the known end. Two tiles
- * take turns, so that the walk is hidden.
+ * next one: within a segment they evaluate the few states that lead to the known end. Two groups of
+ * tiles take turns, so that the walk is hidden; the tiles of a group share each barrier.
  *
  * A block that has searched its tiles searches those whose costs passed the cap again on coarser
  * grids, as the CPU does. */
@@ -34,7 +34,7 @@ struct kd_gpu_search_args {
     const float *target; /* [tiles][256] in ring order */
     uint16_t *states;    /* [tiles][256] */
     uint8_t *good;       /* [tiles]; 0: the costs passed their cap even on the coarsest grid */
-    uint16_t *kept;      /* kd_gpu_search_kept() halves for each block */
+    uint16_t *kept;      /* kd_gpu_search_kept() halves for each block and tile */
     uint32_t *again;     /* [tiles], tiles to be searched again */
     int64_t tiles;       /* less than 2^32 */
     struct kd_rate rate;
@@ -351,23 +351,15 @@ KD_DEV int cheapest(tile_shared<EDGES> *s, int from, int edges, uint32_t m, int 
     return (int)least_of(s);
 }
 
+/* `tiles` tiles, position by position: one barrier for all of them. */
 template <class STEPS, int BASE, bool MASKED>
-KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
-                     tile_shared<(65536 >> BASE)> *s, pass q, int buffer, int t, uint16_t *kept)
+KD_DEV void run_positions(const kd_gpu_search_args &a, const STEPS &steps,
+                          tile_shared<(65536 >> BASE)> *s, int tiles, pass q, int buffer, int t,
+                          uint16_t *kept, int64_t room)
 {
     constexpr int EDGES = 65536 >> BASE;
-    uint32_t v = q.second ? CAPS : ZERO;
-    int from = 0;
+    int from = 0, left = 0; /* positions to the next that is kept */
 
-    for (int e = t; e < EDGES / 8; e += KD_GPU_WORKERS)
-        *((uint4 *)s->cost[0] + e) = make_uint4(v, v, v, v);
-    kd_sync_first<KD_GPU_WORKERS>();
-    if (q.second) {
-        if (t == 0)
-            s->cost[0][s->end[q.which]] = 0x6400;
-        kd_sync_first<KD_GPU_WORKERS>();
-    }
-    int left = 0; /* positions to the next that is kept */
 #pragma unroll 1
     for (int i = 0; i < q.count; i++) {
         const int p = (q.first + i) & 255;
@@ -375,43 +367,71 @@ KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
                    track = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
         const int in = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p) : BASE,
                   out = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p + 1) : BASE;
-        kd_h2 low = kd_bits_h2(0);
-        if (fix) {
-            uint32_t m = least_of(s);
-            low = kd_bits_h2(kd_h2_bits(kd_h2_sub(kd_bits_h2(m * 0x10001u), kd_bits_h2(ZERO))));
-            if (t == 0)
-                s->low[buffer][i / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
-        }
         left = p == 0 ? 0 : left;
-        if (left == 0 && (q.second || i >= a.seam)) {
-            keep(s, from, 65536 >> in, t, fix, low, kept);
+        const bool kept_here = left == 0 && (q.second || i >= a.seam);
+#pragma unroll 1
+        for (int k = 0; k < tiles; k++) {
+            kd_h2 low = kd_bits_h2(0);
+            if (fix) {
+                uint32_t m = least_of(s + k);
+                low = kd_bits_h2(kd_h2_bits(kd_h2_sub(kd_bits_h2(m * 0x10001u), kd_bits_h2(ZERO))));
+                if (t == 0)
+                    s[k].low[buffer][i / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
+            }
+            if (kept_here)
+                keep(s + k, from, 65536 >> in, t, fix, low, kept + k * room);
+            const uint32_t w = s[k].target[q.which][p];
+            if (fix)
+                steps.template run<true>(s + k, from, w, t, low, track, in, out);
+            else
+                steps.template run<false>(s + k, from, w, t, low, track, in, out);
+        }
+        if (kept_here) {
             kept += EDGES;
             left = a.segment;
         }
         left--;
-        const uint32_t w = s->target[q.which][p];
-        if (fix)
-            steps.template run<true>(s, from, w, t, low, track, in, out);
-        else
-            steps.template run<false>(s, from, w, t, low, track, in, out);
         from ^= 1;
         kd_sync_first<KD_GPU_WORKERS>();
     }
-    const uint32_t m = least_of(s);
-    if (t == 0)
-        s->low[buffer][q.count / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
+}
+
+/* A pass of the workers. count is a multiple of KD_SEARCH_LOWER, so the costs end in cost[0]. */
+template <class STEPS, int BASE, bool MASKED>
+KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps,
+                     tile_shared<(65536 >> BASE)> *s, int tiles, pass q, int buffer, int t,
+                     uint16_t *kept, int64_t room)
+{
+    constexpr int EDGES = 65536 >> BASE;
+    const uint32_t v = q.second ? CAPS : ZERO;
+
+    for (int k = 0; k < tiles; k++)
+        for (int e = t; e < EDGES / 8; e += KD_GPU_WORKERS)
+            *((uint4 *)s[k].cost[0] + e) = make_uint4(v, v, v, v);
+    kd_sync_first<KD_GPU_WORKERS>();
     if (q.second) {
-        if (t == 0) {
-            s->good[q.which] = s->good[q.which] && s->cost[from][s->end[q.which]] < CAP;
-            s->from[buffer] = s->end[q.which];
-        }
-        return;
+        if (t < tiles)
+            s[t].cost[0][s[t].end[q.which]] = 0x6400;
+        kd_sync_first<KD_GPU_WORKERS>();
     }
-    const int edge = cheapest(
-        s, from, 65536 >> (MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)a.seam) : BASE), m, t);
-    if (t == 0) {
-        s->from[buffer] = edge;
-        s->good[q.which] = m < CAP;
+    run_positions<STEPS, BASE, MASKED>(a, steps, s, tiles, q, buffer, t, kept, room);
+    for (int k = 0; k < tiles; k++, s++) {
+        const uint32_t m = least_of(s);
+        if (t == 0)
+            s->low[buffer][q.count / KD_SEARCH_LOWER - 1] = (int16_t)(m - 0x6400u);
+        if (q.second) {
+            if (t == 0) {
+                s->good[q.which] = s->good[q.which] && s->cost[0][s->end[q.which]] < CAP;
+                s->from[buffer] = s->end[q.which];
+            }
+            continue;
+        }
+        const int edge = cheapest(
+            s, 0, 65536 >> (MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)a.seam) : BASE), m, t);
+        if (t == 0) {
+            s->from[buffer] = edge;
+            s->good[q.which] = m < CAP;
+        }
     }
 }
 
@@ -584,68 +604,100 @@ KD_DEV int64_t tile_at(const uint32_t *list, int64_t i)
     return list ? list[i * kd_blocks()] : kd_block() + i * kd_blocks();
 }
 
-/* Pass number n of 0..passes: pair of tiles n / 4, tile n % 2 of it, the second pass when n & 2.
- * Walkers are one pass behind. Everything here is the same for all of a warp, so the two have loops
- * of their own. */
+/* Pass number n: pair of groups n / 4, group n % 2 of it, the second pass when n & 2. Walkers are
+ * one pass behind. All of this is the same for a whole warp, so the two have loops of their own. */
 KD_DEV pass pass_at(const kd_gpu_search_args &a, int64_t n)
 {
     const bool second = (n & 2) != 0;
     return {(int)(n & 1), second ? 0 : 256 - a.seam, second ? 256 : 2 * a.seam, second};
 }
+template <int TILES> KD_DEV int64_t passes_of(int64_t mine)
+{
+    return (mine + 2 * TILES - 1) / (2 * TILES) * 4;
+}
+/* Number in its block's list of the first tile of pass n, and how many there are. */
+template <int TILES> KD_DEV int64_t first_of(int64_t n)
+{
+    return (n / 4 * 2 + (n & 1)) * TILES;
+}
+template <int TILES> KD_DEV int tiles_of(int64_t mine, int64_t n)
+{
+    const int64_t left = mine - first_of<TILES>(n);
+    return left < TILES ? (left > 0 ? (int)left : 0) : TILES;
+}
 
-template <class STEPS, int BASE, bool MASKED>
+template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
                         tile_shared<(65536 >> BASE)> *s, const kd_search_grid &grid,
                         const uint32_t *list, int64_t mine, int t)
 {
-    const int64_t passes = (mine + 1) / 2 * 4, room = kd_gpu_search_pass(a.rate, a.segment);
-    uint16_t *kept = a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment);
+    const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
+    uint16_t *kept = a.kept + kd_block() * TILES * kd_gpu_search_kept(a.rate, a.segment);
 
 #pragma unroll 1
-    for (int64_t n = 0; n < passes; n++) {
-        const int64_t i = n / 4 * 2 + (n & 1);
-        if (i < mine) {
-            const pass q = pass_at(a, n);
-            if (!q.second && t < 256)
-                s->target[q.which][t] =
-                    STEPS::target_of(kd_search_target(grid, a.target[256 * tile_at(list, i) + t]));
-            run_pass<STEPS, BASE, MASKED>(a, steps, s, q, (int)(n & 1), t, kept + (n & 1) * room);
-        }
+    for (int64_t n = 0; n < passes_of<TILES>(mine); n++) {
+        const int tiles = tiles_of<TILES>(mine, n);
+        const pass q = pass_at(a, n);
+        for (int k = 0; !q.second && t < 256 && k < tiles; k++)
+            s[k].target[q.which][t] = STEPS::target_of(
+                kd_search_target(grid, a.target[256 * tile_at(list, first_of<TILES>(n) + k) + t]));
+        if (tiles)
+            run_pass<STEPS, BASE, MASKED>(a, steps, s, tiles, q, (int)(n & 1), t,
+                                          kept + (n & 1) * TILES * room, room);
         kd_sync_block();
     }
     kd_sync_block();
 }
 
-template <class STEPS, int BASE, bool MASKED>
+template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_DEV void run_walkers(const kd_gpu_search_args &a, tile_shared<(65536 >> BASE)> *s, float grid,
                         const uint32_t *list, int64_t mine, int lane)
 {
-    const int64_t passes = (mine + 1) / 2 * 4, room = kd_gpu_search_pass(a.rate, a.segment);
-    const uint16_t *kept = a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment);
+    const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
+    const uint16_t *kept = a.kept + kd_block() * TILES * kd_gpu_search_kept(a.rate, a.segment);
 
     kd_sync_block();
 #pragma unroll 1
-    for (int64_t n = 0; n < passes; n++) {
-        const int64_t i = n / 4 * 2 + (n & 1);
-        if (i < mine) {
-            const int64_t tile = tile_at(list, i);
-            const pass q = pass_at(a, n);
-            unsigned edge =
-                walk<STEPS, BASE, MASKED>(a, grid, s, kept + (n & 1) * room, q, (int)(n & 1), lane,
-                                          q.second ? a.states + 256 * tile : nullptr);
+    for (int64_t n = 0; n < passes_of<TILES>(mine); n++) {
+        const int tiles = tiles_of<TILES>(mine, n);
+        const pass q = pass_at(a, n);
+#pragma unroll 1
+        for (int k = 0; k < tiles; k++) {
+            const int64_t tile = tile_at(list, first_of<TILES>(n) + k);
+            unsigned edge = walk<STEPS, BASE, MASKED>(
+                a, grid, s + k, kept + ((n & 1) * TILES + k) * room, q, (int)(n & 1), lane,
+                q.second ? a.states + 256 * tile : nullptr);
             if (lane == 0 && !q.second)
-                s->end[q.which] = (int)edge;
+                s[k].end[q.which] = (int)edge;
             if (lane == 0 && q.second)
-                a.good[tile] = s->good[q.which];
+                a.good[tile] = s[k].good[q.which];
         }
         kd_sync_block();
     }
+}
+
+/* One thread: which of a block's tiles are to be searched on a coarser grid; how many. */
+KD_DEV int64_t gather_again(const kd_gpu_search_args &a, uint32_t *again, unsigned level,
+                            int64_t mine)
+{
+    int64_t bad = 0;
+
+    for (int64_t i = 0; i < mine; i++) {
+        const int64_t tile = tile_at(level ? again : nullptr, i);
+        if (a.good[tile])
+            continue;
+        again[bad++ * kd_blocks()] = (uint32_t)tile;
+        if (level + 1 == KD_SEARCH_LEVELS) /* no path: the ring is not closed by itself */
+            kd_ring_close(a.rate, a.states + 256 * tile);
+    }
+    return bad;
 }
 
 } // namespace kd_trellis
 
-/* Blocks of KD_GPU_WORKERS + KD_GPU_WALKERS threads, kd_gpu_search_shared() bytes. */
-template <class STEPS, int BASE, bool MASKED>
+/* Blocks of KD_GPU_WORKERS + KD_GPU_WALKERS threads, TILES * kd_gpu_search_shared() bytes. A block
+ * has tiles block, block + blocks, ..., and searches TILES of them side by side. */
+template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
     kd_gpu_search_tiles(kd_gpu_search_args a)
 {
@@ -655,37 +707,37 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
     const int t = kd_thread();
     uint32_t *again = a.again + kd_block();
     int64_t mine = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
-    STEPS steps;
 
-    for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
-        const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
-        const uint32_t *list = level ? again : nullptr;
-        if (t < KD_GPU_WORKERS) {
+    /* 640 threads begin with 96 registers each; what the walkers give away keeps the workers' inner
+     * loop free of copies. */
+    if (t < KD_GPU_WORKERS) {
+        kd_more_registers<104>();
+        STEPS steps;
+        for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
+            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
             steps.begin(a, grid.grid, level, t);
-            run_workers<STEPS, BASE, MASKED>(a, steps, s, grid, list, mine, t);
-        } else {
-            run_walkers<STEPS, BASE, MASKED>(a, s, grid.grid, list, mine, t - KD_GPU_WORKERS);
+            run_workers<STEPS, BASE, MASKED, TILES>(a, steps, s, grid, level ? again : nullptr,
+                                                    mine, t);
+            if (t == 0)
+                s->again = gather_again(a, again, level, mine);
+            kd_sync_block();
+            mine = s->again;
+            kd_sync_block(); /* shared memory is used anew */
         }
-        if (t == 0) {
-            int64_t bad = 0;
-            for (int64_t i = 0; i < mine; i++) {
-                uint32_t tile =
-                    level ? again[i * kd_blocks()] : (uint32_t)(kd_block() + i * kd_blocks());
-                if (a.good[tile])
-                    continue;
-                again[bad++ * kd_blocks()] = tile;
-                if (level + 1 == KD_SEARCH_LEVELS) /* no path: the ring is not closed by itself */
-                    kd_ring_close(a.rate, a.states + 256 * (int64_t)tile);
-            }
-            s->again = bad;
+    } else {
+        kd_fewer_registers<64>();
+        for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
+            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
+            run_walkers<STEPS, BASE, MASKED, TILES>(a, s, grid.grid, level ? again : nullptr, mine,
+                                                    t - KD_GPU_WORKERS);
+            kd_sync_block();
+            mine = s->again;
+            kd_sync_block();
         }
-        kd_sync_block();
-        mine = s->again;
-        kd_sync_block(); /* shared memory is used anew */
     }
 }
 
-/* Bytes of shared memory. */
+/* Bytes of shared memory a tile. */
 static inline int64_t kd_gpu_search_shared(struct kd_rate r)
 {
     using namespace kd_trellis;

@@ -177,6 +177,12 @@ template <int threads> KD_DEV void kd_sync_first(void)
 {
     kd_emulated_wait(&kd_emulated.first, threads);
 }
+template <int registers> KD_DEV void kd_more_registers(void)
+{
+}
+template <int registers> KD_DEV void kd_fewer_registers(void)
+{
+}
 template <int threads> KD_DEV void kd_sync_last(void)
 {
     kd_emulated_wait(&kd_emulated.last, threads);

@@ -20,7 +20,7 @@ static float gauss(uint64_t *z)
     return (float)(sqrt(-2 * log(u[0])) * cos(6.283185307179586 * u[1]));
 }
 
-template <class STEPS, int BASE, bool MASKED>
+template <class STEPS, int BASE, bool MASKED, int TILES = 1>
 static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, int blocks, int loud)
 {
     const struct kd_rate rate = kd_rate_from16(sixteenths);
@@ -28,7 +28,8 @@ static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, i
     std::vector<float> target((size_t)tiles * 256);
     std::vector<uint16_t> want(target.size()), got(target.size(), 0xffff);
     std::vector<uint8_t> good((size_t)tiles, 2);
-    std::vector<uint16_t> kept((size_t)(blocks * kd_gpu_search_kept(rate, segment)), 0xeeee);
+    std::vector<uint16_t> kept((size_t)(blocks * TILES * kd_gpu_search_kept(rate, segment)),
+                               0xeeee);
     uint64_t z = 88172645463325252ull + sixteenths;
 
     for (float &x : target)
@@ -50,8 +51,8 @@ static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, i
                shared);
         return 1;
     }
-    kd_emulate(blocks, KD_GPU_WORKERS + KD_GPU_WALKERS, shared,
-               [&] { kd_gpu_search_tiles<STEPS, BASE, MASKED>(a); });
+    kd_emulate(blocks, KD_GPU_WORKERS + KD_GPU_WALKERS, TILES * shared,
+               [&] { kd_gpu_search_tiles<STEPS, BASE, MASKED, TILES>(a); });
 
     void *scratch = aligned_alloc(64, (kd_trellis_scratch_bytes() + 63) / 64 * 64);
     struct kd_kern k;
@@ -75,6 +76,8 @@ int main(void)
     int bad = 0;
 
     bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 128, 5, 2, 2);
+    bad += hold<half_steps<2, false>, 2, false, 2>(32, KD_CB_MUL1, 128, 5, 1, 2);
+    bad += hold<half_steps<3, true>, 3, true, 2>(52, KD_CB_MCG, 64, 3, 2, 1);
     bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 64, 5, 1, 0);
     bad += hold<half_steps<2, true>, 2, true>(37, KD_CB_MUL1, 128, 2, 1, 0);
     bad += hold<half_steps<1, false>, 1, false>(16, KD_CB_3INST, 128, 1, 1, 0);
