@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 
-from harness import JOBS, PACE, PROGRAM, Farm, ROOT, Skip, WORK, done, free_port, processes, run, start, total
+from harness import FAULTY, JOBS, PACE, PROGRAM, Farm, ROOT, Skip, WORK, done, free_port, processes, run, start, total
 
 
 def systemd_units():
@@ -96,8 +96,9 @@ class Slurm:
         self.env = {**os.environ, "SLURM_CONF": str(self.dir / "slurm.conf")}
         env = {"SLURM_CONF": self.env["SLURM_CONF"]}
         start(["-D"], self.dir / "ctld.out", env, "/usr/sbin/slurmctld")
-        self.node = {i: start(["-D", "-N", f"n{i}"], self.dir / f"n{i}.out", env, "/usr/sbin/slurmd")
-                     for i in (1, 2, 3)}
+        self.node = {}
+        for i in (1, 2, 3):
+            self.start_node(i)
         end = time.time() + 30 * PACE
         while "3 idle" not in (said := self.call("sinfo", "-h", "-o", "%D %t")):
             if time.time() > end:
@@ -124,27 +125,47 @@ class Slurm:
         return subprocess.run(args, env=self.env, capture_output=True, text=True, check=False).stdout
 
 
+    def start_node(self, i):
+        self.node[i] = start(["-D", "-N", f"n{i}"], self.dir / f"n{i}.out", {"SLURM_CONF": self.env["SLURM_CONF"]},
+                             "/usr/sbin/slurmd")
+
+
 def slurm():
-    """21: sbatch starts three pilots; one task is killed, one slurmd is killed, the others finish"""
+    """21: sbatch starts three pilots; a task and a slurmd are killed, the others go on; requeued, the pilots return"""
     s = Slurm()
     f = Farm("slurm", lease=3)
     f.convert()
     f.until(lambda st: True)
     out = f.dir / "sbatch.log"
     r = subprocess.run(["sbatch", "--ntasks", "3", "--output", str(out), str(ROOT / "launch/kondense-farm.sbatch"),
-                        str(f.join), "--threads", "1"], env={**s.env, "KONDENSE": PROGRAM, "TMPDIR": str(f.dir)},
-                       capture_output=True, text=True, check=False)
+                        str(f.join), "--threads", "1"],
+                       env={**s.env, "KONDENSE": FAULTY, "TMPDIR": str(f.dir), "KONDENSE_TEST_FAULT": "slow",
+                            "KONDENSE_TEST_FAULT_MS": "2500"}, capture_output=True, text=True, check=False)
     assert r.returncode == 0, r.stderr
+    job = r.stdout.split()[-1]
     f.until(lambda st: sum(w["id"] != "local" for w in st["workers"]) == 3, 60)
     victims = subprocess.run(["pgrep", "-f", f"worker --quiet --join {f.join}"], capture_output=True, text=True,
                              check=False).stdout.split()
-    pids = [int(v) for v in victims if pathlib.Path(f"/proc/{v}/comm").read_text().strip() == "kondense"]
+    pids = [int(v) for v in victims if pathlib.Path(f"/proc/{v}/comm").read_text().startswith("kondense")]
     assert len(pids) == 3, victims
     os.kill(pids[0], 9)
     time.sleep(1)
     s.node[3].kill()
+    s.node[3].wait()
+    before = f.until(done(3), 60)["jobs_done"]
+    s.start_node(3)
+    s.call("scontrol", "requeue", job)
+    # All pilots are asked to end, and hand back what they hold; the job waits its turn, which is cut short here.
+    f.until(lambda st: all(w["held"] == 0 for w in st["workers"]), 60)
+    end = time.time() + 60 * PACE
+    while not all(w in s.call("scontrol", "show", "job", job) for w in ("JobState=RUNNING", "Restarts=1")):
+        s.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+        assert time.time() < end, s.call("scontrol", "show", "job", job)
+        time.sleep(0.5)
     figures = f.finish(200)
-    assert total(figures) == JOBS, figures
+    assert total(figures) == JOBS and before < JOBS, (before, figures)
+    # They came back as who they were: no further tokens were spent.
+    assert len(figures) == 4, figures
     s.call("scancel", "--user", "root")
 
 
