@@ -42,6 +42,38 @@ void kd_farm_forecast_of(const struct kd_farm_status *s, int64_t layers_total,
     (void)closed;
 }
 
+bool kd_farm_on(const struct kd_farm_status *s, const struct kd_farm_forecast *f, int64_t n,
+                double *experts_s, double *rest_s)
+{
+    int64_t active = 0;
+    for (int64_t i = 0; i < s->worker_count; i++)
+        active += s->workers[i].done > 0;
+    if (!(f->rate > 0) || !active)
+        return false;
+    double now = (double)(f->jobs_done + f->jobs_left) / f->rate;
+    *experts_s = now * (double)active / (double)n;
+    *rest_s = now / f->share - now;
+    return true;
+}
+
+/* A character a layer: closed, tenths of the open one, to come. */
+static void strip(struct kd_buf *out, const struct kd_farm_status *s, int64_t layers_total)
+{
+    int64_t at = 0;
+    kd_buf_str(out, "layers    [");
+    for (int64_t i = 0; i < layers_total && i < 128; i++) {
+        while (at < s->layer_count && s->layers[at].layer < i)
+            at++;
+        const struct kd_layer_count *c = at < s->layer_count ? &s->layers[at] : NULL;
+        bool begun = c && c->layer == i, before = c && c->layer > i;
+        kd_buf_char(out, begun && c->poison                   ? '!'
+                         : before || (begun && c->closed > 0) ? '#'
+                         : begun && jobs_of(c) ? (char)('0' + 9 * c->done / jobs_of(c))
+                                               : '.');
+    }
+    kd_buf_str(out, "]\n");
+}
+
 static const struct kd_layer_count *open_layer(const struct kd_farm_status *s)
 {
     for (int64_t i = 0; i < s->layer_count; i++)
@@ -80,6 +112,7 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
     kd_buf_printf(out, "%s, for %s, epoch %lld; %lld of %lld layers with experts closed\n",
                   s->state, text, (long long)s->epoch, (long long)closed,
                   (long long)s->layer_count);
+    strip(out, s, layers_total);
     if (open && jobs_of(open)) {
         double share = (double)open->done / (double)jobs_of(open);
         kd_buf_printf(out, "layer %-3lld [", (long long)open->layer);
@@ -98,6 +131,13 @@ void kd_farm_text(struct kd_buf *out, const struct kd_farm_status *s, int64_t la
         kd_buf_printf(out,
                       "%.2f experts/s while encoding, which is %.0f %% of the time; left: %s\n",
                       f.rate, 100 * f.share, text);
+    }
+    double experts_s, rest_s;
+    for (int64_t n = 1; n <= 32 && kd_farm_on(s, &f, n, &experts_s, &rest_s); n *= 2) {
+        kd_clock_human(text, sizeof text, experts_s + rest_s);
+        kd_buf_printf(out, "%s%lld: %s%s",
+                      n > 1 ? ", " : "the whole run on workers like these, on ", (long long)n, text,
+                      n == 32 ? "\n" : "");
     }
     kd_buf_printf(out, "\n%-10s %-16s %-8s %-11s %6s %6s %6s %5s %5s %9s %9s %5s\n", "worker",
                   "host", "arch", "state", "done", "share", "s/job", "held", "fail", "down", "up",
@@ -129,6 +169,16 @@ void kd_farm_json(struct kd_jw *w, const struct kd_farm_status *s, int64_t layer
     kd_jw_num(w, "jobs_per_s", f.rate);
     kd_jw_num(w, "encoding_share", f.share);
     kd_jw_num(w, "left_s", f.left_s);
+    double experts_s, rest_s;
+    kd_jw_open(w, "on_workers", '[');
+    for (int64_t n = 1; n <= 64 && kd_farm_on(s, &f, n, &experts_s, &rest_s); n *= 2) {
+        kd_jw_open(w, NULL, '{');
+        kd_jw_int(w, "workers", n);
+        kd_jw_num(w, "experts_s", experts_s);
+        kd_jw_num(w, "rest_s", rest_s);
+        kd_jw_close(w, '}');
+    }
+    kd_jw_close(w, ']');
     kd_jw_open(w, "layers", '[');
     for (int64_t i = 0; i < s->layer_count; i++) {
         const struct kd_layer_count *c = &s->layers[i];

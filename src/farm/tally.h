@@ -23,4 +23,9 @@ struct kd_farm_forecast {
 void kd_farm_forecast_of(const struct kd_farm_status *s, int64_t layers_total,
                          struct kd_farm_forecast *f);
 
+/* What the whole run would take on n workers like those it has: the experts' time shrinks, the
+ * coordinator's own part and the trunk's stay. False: no rate is known yet. */
+bool kd_farm_on(const struct kd_farm_status *s, const struct kd_farm_forecast *f, int64_t n,
+                double *experts_s, double *rest_s);
+
 #endif

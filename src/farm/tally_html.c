@@ -112,33 +112,25 @@ static void worker_table(struct kd_buf *out, const struct kd_farm_status *s)
     kd_buf_str(out, "</table>");
 }
 
-/* What the run would take on other numbers of workers like those it has: the encoding shrinks, the
- * coordinator's own part stays. */
 static void machines_table(struct kd_buf *out, const struct kd_farm_status *s,
                            const struct kd_farm_forecast *f)
 {
     char text[64];
-    int64_t active = 0;
-    for (int64_t i = 0; i < s->worker_count; i++)
-        active += s->workers[i].done > 0;
-    int64_t jobs = f->jobs_done + f->jobs_left;
-    if (!(f->rate > 0) || !active)
+    double experts_s, rest_s;
+    if (!kd_farm_on(s, f, 1, &experts_s, &rest_s))
         return;
-    double encode = (double)jobs / f->rate, rest = encode / f->share - encode;
     kd_buf_printf(out,
                   "<h2>The whole run on other numbers of workers</h2><p>From this run's rates: "
-                  "%.2f experts a second with %lld workers, and the coordinator's own part, which "
-                  "does not shrink.</p><table><tr><th>workers<th>encoding<th>the rest<th>in "
-                  "all</tr>",
-                  f->rate, (long long)active);
-    for (int64_t n = 1; n <= 64; n *= 2) {
-        double e = encode * (double)active / (double)n;
+                  "%.2f experts a second, and the coordinator's own part and the trunk, which do "
+                  "not shrink.</p><table><tr><th>workers<th>experts<th>the rest<th>in all</tr>",
+                  f->rate);
+    for (int64_t n = 1; n <= 64 && kd_farm_on(s, f, n, &experts_s, &rest_s); n *= 2) {
         kd_buf_printf(out, "<tr><td>%lld<td>", (long long)n);
-        kd_clock_human(text, sizeof text, e);
+        kd_clock_human(text, sizeof text, experts_s);
         kd_buf_printf(out, "%s<td>", text);
-        kd_clock_human(text, sizeof text, rest);
+        kd_clock_human(text, sizeof text, rest_s);
         kd_buf_printf(out, "%s<td>", text);
-        kd_clock_human(text, sizeof text, e + rest);
+        kd_clock_human(text, sizeof text, experts_s + rest_s);
         kd_buf_printf(out, "%s</tr>", text);
     }
     kd_buf_str(out, "</table>");

@@ -85,6 +85,13 @@ def a_killed_worker_and_a_late_one():
     f.until(leased("a"))
     kill(f.workers.pop("a"))
     f.worker("late")
+    # What a person sees meanwhile: layers, rates, shares, idle time, bytes, and the run on other numbers.
+    s = f.until(done(EXPERTS + 1))
+    text = must("farm", "status", f.dst)
+    for word in ("layers    [##", "experts/s", "share", "idle", "down", "on workers like these, on 1: "):
+        assert word in text, text
+    hours = [w["experts_s"] for w in s["on_workers"]]
+    assert len(hours) == 7 and all(abs(2 * b - a) < 1e-6 * a for a, b in zip(hours, hours[1:])), hours
     figures = f.finish()
     assert total(figures) == 2 * EXPERTS and figures["late"]["done"] >= 1, figures
     f.end_workers()
