@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { AWAY_S = 1800, GRACE_S = 25, AT_ONCE = 3 };
+enum { AWAY_S = 1800, GRACE_S = 25, AT_ONCE = 3, CANARY_JOBS = 2000 };
 
 void kd_worker_fatal(struct kd_worker *w, const struct kd_err *err)
 {
@@ -511,6 +511,26 @@ static int encode(struct kd_worker *w, struct kd_work *k, const struct kd_farm_t
     return rc;
 }
 
+/* The canary once more: a machine that has begun to compute otherwise ends itself. */
+static void ask_canary(struct kd_worker *w)
+{
+    struct kd_run run = *w->o.run;
+    struct kd_err err;
+    char sha[65];
+    if (w->o.lanes > 1) /* another lane may have the pool */
+        run.pool = NULL;
+    if (kd_farm_canary(&run, sha, &err)) {
+        kd_wrap(&err, "the canary failed");
+        kd_worker_fatal(w, &err);
+    } else if (strcmp(sha, w->canary) != 0) {
+        kd_fail(&err, KD_EGPU,
+                "this machine encoded the canary to %.12s when it joined and to %.12s now: its "
+                "arithmetic is not to be trusted",
+                w->canary, sha);
+        kd_worker_fatal(w, &err);
+    }
+}
+
 /* Encodes one job; a failure is the job's (arithmetic) or the worker's (memory). */
 static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
 {
@@ -532,6 +552,8 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
         give_up(w, c, k,
                 err.code == KD_ENOMEM || err.code == KD_EGPU ? KD_FAIL_DEVICE : KD_FAIL_MATH,
                 err.msg);
+        if (err.code == KD_EGPU)
+            ask_canary(w);
         return;
     }
     pthread_mutex_lock(&w->lock);
@@ -539,10 +561,12 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
     k->unit = unit;
     kd_buf_release(&k->weights);
     k->state = KD_WORK_OUT;
-    w->done++;
+    bool due = ++w->done % CANARY_JOBS == 0;
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     kd_progress_add(1, NULL);
+    if (due)
+        ask_canary(w);
 }
 
 static void say_leave(struct kd_worker *w, struct kd_client *c)

@@ -3,6 +3,7 @@
  *   subtle    encodes with another damping: a good unit, but not the one asked for
  *   nan       fails in its arithmetic, at expert KONDENSE_TEST_FAULT_EXPERT
  *   crash     dies there
+ *   drift     fails like a device there, and computes otherwise from then on
  *   slow      takes KONDENSE_TEST_FAULT_MS more for each expert
  * Stands in for src/farm/encode.c in the program kondense_faulty. */
 #include "base/hash.h"
@@ -17,6 +18,8 @@ static bool fault(const char *name)
     const char *is = getenv("KONDENSE_TEST_FAULT");
     return is && !strcmp(is, name);
 }
+
+static bool drifted;
 
 static bool at_expert(int64_t e)
 {
@@ -45,6 +48,10 @@ int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
         const char *ms = getenv("KONDENSE_TEST_FAULT_MS");
         usleep((useconds_t)(1000 * (ms ? strtol(ms, NULL, 10) : 1000)));
     }
+    if (!canary && fault("drift") && at_expert(t->expert)) {
+        drifted = true;
+        return kd_fail(err, KD_EGPU, "a device that failed");
+    }
     if (!canary && fault("crash") && at_expert(t->expert))
         _exit(139);
     if (!canary && fault("nan") && at_expert(t->expert))
@@ -71,7 +78,7 @@ int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
     const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
     int rc = kd_unit_bytes(out, t->digest, three, 3, &info, err);
     kd_expert_release(&q);
-    if (!rc && !canary && fault("wrong"))
+    if (!rc && ((!canary && fault("wrong")) || (canary && drifted)))
         spoil(out);
     return rc;
 }

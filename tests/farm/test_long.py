@@ -398,6 +398,19 @@ def poison_crash(name, ledger):
     assert "poisoned; encoded here" in f.log(), f.log()
 
 
+@once
+def drifting_device():
+    """a device fails and computes otherwise from then on: the worker's own canary ends it, another does the rest"""
+    f = Farm("drift")
+    f.convert()
+    a = f.worker("a", fault="drift", env={"KONDENSE_TEST_FAULT_EXPERT": "1"})
+    assert a.wait(120 * PACE) not in (0, 4), f.logs()
+    assert "not to be trusted" in (f.dir / "a.log").read_text(), f.logs()
+    f.worker("b")
+    figures = f.finish(240)
+    assert figures["a"]["failures"] == 1 and total(figures) == JOBS, figures
+
+
 @on_both
 def slow_worker(name, ledger):
     """15: a worker far slower than the other holds up nothing: its last experts are done twice"""
