@@ -86,6 +86,10 @@ KD_DEV float kd_shuffle_xor(float x, int mask)
 {
     return __shfl_xor_sync(0xffffffffu, x, mask);
 }
+KD_DEV uint32_t kd_shuffle_xor(uint32_t x, int mask)
+{
+    return __shfl_xor_sync(0xffffffffu, x, mask);
+}
 KD_DEV float kd_shuffle(float x, int from)
 {
     return __shfl_sync(0xffffffffu, x, from);

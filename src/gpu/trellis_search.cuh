@@ -457,61 +457,58 @@ KD_DEV int walk_sum(const walk_step &q, unsigned cost, unsigned y)
         cost = cost < CAP ? cost - 0x6400u : (unsigned)KD_SEARCH_CAP;
     return kd_search_add((int)cost, (int)value_in<CB>(q.grid, y << (16 - q.free) | q.known) - q.w);
 }
-template <int EDGES>
-KD_DEV void walk_end(tile_shared<EDGES> *s, const walk_step &q, unsigned x, int cost, unsigned at,
-                     uint8_t *branch)
-{
-    branch[x] = (uint8_t)at;
-    s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
-}
-
-/* The best of the 2^C branches into each of the out-edges, the lowest among equals. All loads come
- * first, since the costs that were kept are far away. */
+/* The best of the 2^C branches into each of the out-edges, the lowest among equals. A group of
+ * lanes shares the branches of an edge. All loads come first, since the costs that were kept are
+ * far away. */
 template <int C, bool FIRST, kd_codebook CB, int EDGES>
 KD_DEV void walk_position(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
 {
-    constexpr unsigned BRANCHES = 1u << C, WARPS = KD_GPU_WALKERS / 32;
+    constexpr unsigned BRANCHES = 1u << C, GROUP = C < 5 ? BRANCHES : 32, EACH = BRANCHES / GROUP,
+                       SLOTS = KD_GPU_WALKERS / GROUP,
+                       MANY = !FIRST             ? 2
+                              : C <= 2 || C == 5 ? 8
+                              : C == 3           ? 4
+                              : C == 4           ? 2
+                                                 : 1,
+                       NONE_LEFT = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
+    const unsigned b0 = (unsigned)lane % GROUP, slot = (unsigned)lane / GROUP;
 
-    if constexpr (C <= 4) { /* a thread has all branches of an edge, of several where it can */
-        constexpr unsigned MANY = !FIRST ? 1 : C == 1 ? 4 : C == 2 ? 2 : 1;
 #pragma unroll 1
-        for (unsigned x0 = (unsigned)lane; x0 < q.edges; x0 += MANY * KD_GPU_WALKERS) {
-            unsigned cost[MANY][BRANCHES];
+    for (unsigned first = 0; first < q.edges; first += MANY * SLOTS) {
+        unsigned cost[MANY][EACH];
 #pragma unroll
-            for (unsigned m = 0; m < MANY; m++)
+        for (unsigned m = 0; m < MANY; m++)
 #pragma unroll
-                for (unsigned b = 0; b < BRANCHES; b++)
-                    if (x0 + m * KD_GPU_WALKERS < q.edges)
-                        cost[m][b] =
-                            walk_before<FIRST>(s, q, b * q.edges + x0 + m * KD_GPU_WALKERS);
+            for (unsigned e = 0; e < EACH; e++) {
+                const unsigned x = first + m * SLOTS + slot;
+                if (x < q.edges)
+                    cost[m][e] = walk_before<FIRST>(s, q, (b0 + e * GROUP) * q.edges + x);
+            }
 #pragma unroll
-            for (unsigned m = 0; m < MANY; m++) {
-                const unsigned x = x0 + m * KD_GPU_WALKERS;
-                int best = KD_SEARCH_CAP + 1;
-                unsigned at = BRANCHES - 1;
-                if (x >= q.edges)
-                    continue;
+        for (unsigned m = 0; m < MANY; m++) {
+            const unsigned x = first + m * SLOTS + slot;
+            if (first + m * SLOTS >= q.edges) /* the same for all lanes */
+                break;
+            unsigned best = NONE_LEFT;
 #pragma unroll
-                for (unsigned b = 0; b < BRANCHES; b++) {
-                    int sum = walk_sum<FIRST, CB>(q, cost[m][b], b * q.edges + x);
-                    at = sum < best ? b : at;
-                    best = sum < best ? sum : best;
+            for (unsigned e = 0; e < EACH; e++) {
+                const unsigned b = b0 + e * GROUP;
+                if (x < q.edges) {
+                    const int sum = walk_sum<FIRST, CB>(q, cost[m][e], b * q.edges + x);
+                    const unsigned both = (unsigned)sum << 8 | b;
+                    best = sum <= KD_SEARCH_CAP && both < best ? both : best;
                 }
-                walk_end(s, q, x, best, at, branch);
             }
-        }
-    } else { /* a warp has them */
-        for (unsigned x = (unsigned)lane / 32; x < q.edges; x += WARPS) {
-            unsigned best = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
-            for (unsigned b = (unsigned)lane % 32; b < BRANCHES; b += 32) {
-                unsigned y = b * q.edges + x;
-                unsigned sum =
-                    (unsigned)walk_sum<FIRST, CB>(q, walk_before<FIRST>(s, q, y), y) << 8 | b;
-                best = sum < best ? sum : best;
+#pragma unroll
+            for (unsigned d = GROUP / 2; d; d /= 2) {
+                unsigned other = kd_shuffle_xor(best, (int)d);
+                best = other < best ? other : best;
             }
-            best = kd_warp_min(best);
-            if (lane % 32 == 0)
-                walk_end(s, q, x, (int)(best >> 8), best & 255u, branch);
+            if (b0 == 0 && x < q.edges) {
+                const int sum = (int)(best >> 8);
+                branch[x] = (uint8_t)best;
+                s->walk[x] = (uint16_t)(sum < KD_SEARCH_CAP ? sum - q.low : (int)KD_SEARCH_CAP);
+            }
         }
     }
 }

@@ -224,6 +224,14 @@ KD_DEV float kd_shuffle_xor(float x, int mask)
 {
     return kd_shuffle(x, kd_emulated.thread % 32 ^ mask);
 }
+KD_DEV uint32_t kd_shuffle_xor(uint32_t x, int mask)
+{
+    float f;
+    memcpy(&f, &x, sizeof f);
+    f = kd_shuffle_xor(f, mask);
+    memcpy(&x, &f, sizeof x);
+    return x;
+}
 
 struct kd_h2 {
     _Float16 x, y;
