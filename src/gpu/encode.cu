@@ -5,6 +5,10 @@
 #include "gpu/search.cuh"
 #include "gpu/tn.cuh"
 
+extern "C" {
+#include "base/clock.h"
+}
+
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +37,10 @@ struct kd_encode_device {
     pthread_cond_t work, room; /* news for the thread; memory was given back */
     bool started;
     int open;                                      /* tensors on it or waiting for it */
-    int64_t budget, used, used_most, turn, ticket; /* memory; who waits gets it in order */
+    int64_t budget, used, used_most, next, ticket; /* memory; who waits gets it in order */
+    int turns, turns_wanted, searching;            /* held, waited for, held by scale searches */
+    int64_t turn_next, turn_ticket;
+    double turn_seconds;
     struct kd_encode_job *queue, *active;
     struct kd_encode_turn turn_of[ROUNDS];
     int64_t made, ended; /* rounds */
@@ -80,6 +87,7 @@ struct kd_encode_group {
 struct kd_encode_plan {
     struct kd_encode_round ldlq, scale;
     int64_t ldlq_columns, scale_blocks, tiles;
+    int spare; /* multiprocessors that its searches leave to others */
     struct kd_encode_group group[KD_ENCODE_JOBS];
     int groups;
     struct kd_encode_job *spans[KD_ENCODE_JOBS]; /* whose span ends with it */
@@ -115,7 +123,7 @@ static bool ends(const struct kd_encode_job *j)
 
 /* Jobs of one kind of search after each other, as many as there is room for; those that end with
  * this round move to *last. */
-static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p,
+static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p, int spare,
                        struct kd_encode_job **last)
 {
     bool taken[KD_ENCODE_JOBS] = {};
@@ -123,6 +131,7 @@ static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p,
     int count = 0, used = 0;
 
     memset(p, 0, sizeof *p);
+    p->spare = spare;
     p->ldlq.target = p->scale.target = d->target;
     p->ldlq.states = p->scale.states = d->states;
     for (struct kd_encode_job *j = d->active; j && count < KD_ENCODE_JOBS; j = j->next)
@@ -230,6 +239,31 @@ static int after_search(struct kd_encode_device *d, const struct kd_encode_plan 
     return 0;
 }
 
+/* A search fills every multiprocessor that it has for milliseconds, and chains of small kernels
+ * would wait that long for each of theirs. So, while there are such chains, a share of the
+ * multiprocessors is theirs, the more the fewer tensors search beside them. Under the lock. */
+static int spare_of(const struct kd_encode_device *d)
+{
+    const int sms = kd_gpu_facts(d->gpu)->sms, others = d->turns + d->turns_wanted - d->searching;
+    int searches = 0;
+    for (const struct kd_encode_job *j = d->active; j; j = j->next)
+        searches += !j->scale;
+    const int spare = others <= 0             ? 0
+                      : others > 3 * searches ? sms / 3
+                      : others > searches     ? sms / 6
+                                              : sms / 11;
+    return others > 0 && sms > 1 && !spare ? 1 : spare;
+}
+
+/* As few blocks as have no more tiles each than with all that are free. */
+static int blocks_of(const struct kd_encode_device *d, int64_t tiles, int spare)
+{
+    if (!spare)
+        return 0;
+    const int64_t most = kd_gpu_facts(d->gpu)->sms - spare, each = (tiles + most - 1) / most;
+    return (int)((tiles + each - 1) / each);
+}
+
 static int queue_round(struct kd_encode_device *d, struct kd_encode_turn *r,
                        const struct kd_encode_plan *p, struct kd_err *err)
 {
@@ -238,7 +272,8 @@ static int queue_round(struct kd_encode_device *d, struct kd_encode_turn *r,
         return -1;
     for (int i = 0; i < p->groups; i++) {
         const struct kd_encode_group *g = &p->group[i];
-        if (kd_gpu_search_launch(d->gpu, d->gpu->stream, g->rate, g->cb, g->seam, 0,
+        if (kd_gpu_search_launch(d->gpu, d->gpu->stream, g->rate, g->cb, g->seam,
+                                 blocks_of(d, g->tiles, p->spare),
                                  d->target + g->first * KD_TILE_WEIGHTS,
                                  d->states + g->first * KD_TILE_WEIGHTS, g->tiles, err))
             return -1;
@@ -305,13 +340,14 @@ static int step(struct kd_encode_device *d, struct kd_err *err)
         struct kd_encode_plan p;
         struct kd_encode_job *last = NULL;
         struct kd_encode_turn *r = &d->turn_of[d->made % ROUNDS];
+        const int spare = spare_of(d);
         int64_t widest = ROUND_TILES;
         for (const struct kd_encode_job *j = d->active; j; j = j->next)
             widest = kd_most64(widest, tiles_of(j));
         pthread_mutex_unlock(lock);
         rc = grow(d, widest, err);
         if (!rc) {
-            plan_round(d, &p, &last);
+            plan_round(d, &p, spare, &last);
             rc = queue_round(d, r, &p, err);
         }
         pthread_mutex_lock(lock);
@@ -351,6 +387,54 @@ static void *rounds(void *arg)
     return NULL;
 }
 
+/* ---- turns, all under the lock ---- */
+
+static int take_turn(struct kd_gpu_tensor *t)
+{
+    struct kd_encode_device *d = t->dev;
+    const int64_t ticket = d->turn_ticket++;
+    d->turns_wanted++;
+    while (!d->failed && (ticket != d->turn_next || d->turns == KD_ENCODE_TURNS))
+        pthread_cond_wait(&d->room, &d->owner->lock);
+    d->turns_wanted--;
+    if (d->failed)
+        return -1;
+    d->turn_next++;
+    d->turns++;
+    t->turn = true;
+    t->turn_began = kd_clock_s();
+    pthread_cond_broadcast(&d->room);
+    return 0;
+}
+
+static void give_turn(struct kd_gpu_tensor *t)
+{
+    struct kd_encode_device *d = t->dev;
+    if (!t->turn)
+        return;
+    t->turn = false;
+    d->turns--;
+    d->turn_seconds += kd_clock_s() - t->turn_began;
+    pthread_cond_broadcast(&d->room);
+}
+
+int kd_encode_take_turn(struct kd_gpu_tensor *t, struct kd_err *err)
+{
+    pthread_mutex_lock(&t->dev->owner->lock);
+    int rc = take_turn(t);
+    if (rc && err)
+        *err = t->dev->why;
+    pthread_mutex_unlock(&t->dev->owner->lock);
+    return rc;
+}
+
+void kd_encode_give_turn(struct kd_gpu_tensor *t)
+{
+    pthread_mutex_lock(&t->dev->owner->lock);
+    give_turn(t);
+    pthread_mutex_unlock(&t->dev->owner->lock);
+}
+
 /* Hands a job in and waits for its end. */
 int kd_encode_run(struct kd_encode_job *j, struct kd_err *err)
 {
@@ -362,9 +446,15 @@ int kd_encode_run(struct kd_encode_job *j, struct kd_err *err)
     } else {
         j->next = d->queue;
         d->queue = j;
+        if (!j->scale)
+            give_turn(j->t);
+        d->searching += j->scale;
         pthread_cond_signal(&d->work);
         while (!j->done)
             pthread_cond_wait(&d->owner->done, lock);
+        d->searching -= j->scale;
+        if (!j->rc && !j->scale)
+            j->rc = take_turn(j->t);
     }
     if (j->rc && err)
         *err = d->why;
@@ -445,14 +535,14 @@ int kd_encode_take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struc
     } else {
         const int64_t ticket = d->ticket++;
         d->open++;
-        while (!d->failed && (ticket != d->turn || d->used + t->bytes > d->budget))
+        while (!d->failed && (ticket != d->next || d->used + t->bytes > d->budget))
             pthread_cond_wait(&d->room, &e->lock);
         if (d->failed) {
             *err = d->why;
             d->open--;
             rc = -1;
         } else {
-            d->turn++;
+            d->next++;
             d->used += t->bytes;
             d->used_most = kd_most64(d->used_most, d->used);
             t->dev = d;
@@ -532,6 +622,7 @@ extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_enc
         f->targets_s += d->seconds[0];
         f->search_s += d->seconds[1];
         f->update_s += d->seconds[2];
+        f->between_s += d->turn_seconds;
     }
     pthread_mutex_unlock(&e->lock);
 }

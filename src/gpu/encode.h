@@ -39,6 +39,7 @@ struct kd_gpu_encoder_facts {
     /* since the start, all devices together */
     int64_t rounds, tiles;                /* tiles searched, scale searches included */
     double targets_s, search_s, update_s; /* device time: before, in and after the searches */
+    double between_s; /* of all tensors that are done: from their memory to LDLQ, and after it */
 };
 void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f);
 

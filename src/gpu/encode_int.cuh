@@ -22,7 +22,8 @@ enum {
     KD_ENCODE_SPAN = 128,
     KD_ENCODE_COLUMNS = 128, /* of a block of the first kernel */
     KD_ENCODE_THREADS = 256, /* of the kernels after the search */
-    KD_ENCODE_JOBS = 64      /* in one round */
+    KD_ENCODE_JOBS = 64,     /* in one round */
+    KD_ENCODE_TURNS = 4      /* tensors of a device between their searches at once */
 };
 
 /* One job's part of a round: a row of tiles, or some items of a scale search. */
@@ -59,6 +60,9 @@ struct kd_gpu_tensor {
     int index; /* of the device */
     struct kd_gpu_tensor_shape shape;
     cudaStream_t stream;
+    cudaEvent_t done;
+    bool turn; /* see kd_encode_take_turn */
+    double turn_began;
     int64_t bytes;
     unsigned char *memory;
     float *h, *l;            /* [k][k], NULL unless square */
@@ -85,6 +89,11 @@ int kd_encode_run(struct kd_encode_job *j, struct kd_err *err);
 /* t->bytes of a device, which becomes t's; waits. */
 int kd_encode_take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struct kd_err *err);
 void kd_encode_give_room(struct kd_gpu_tensor *t);
+/* A tensor's linear algebra is done in turns, in the order of asking: were all tensors at it side
+ * by side, they would come to their searches all at once, and leave them so. LDLQ gives the turn
+ * back while it waits. */
+int kd_encode_take_turn(struct kd_gpu_tensor *t, struct kd_err *err);
+void kd_encode_give_turn(struct kd_gpu_tensor *t);
 
 /* The calling thread speaks to the tensor's device from here on. */
 int kd_gpu_tensor_here(const struct kd_gpu_tensor *t, struct kd_err *err);

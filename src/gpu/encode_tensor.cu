@@ -58,9 +58,13 @@ int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from
                          "copying between host and device");
 }
 
+/* Sleeps: threads that look all the time would want a processor each. */
 int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err)
 {
-    return kd_gpu_failed(cudaStreamSynchronize(t->stream), err, "encoding");
+    return kd_gpu_failed(cudaEventRecord(t->done, t->stream), err, "encoding") ||
+                   kd_gpu_failed(cudaEventSynchronize(t->done), err, "encoding")
+               ? -1
+               : 0;
 }
 
 static float *part_of(const struct kd_gpu_tensor *t, enum kd_gpu_part p, int64_t *bytes)
@@ -107,10 +111,13 @@ extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_enco
         return -1;
     }
     /* What a thread waits for goes before the searches of the others. */
-    if (kd_gpu_tensor_here(t, err) ||
+    if (kd_encode_take_turn(t, err) || kd_gpu_tensor_here(t, err) ||
         kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") ||
         kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest), err,
                       "a stream") ||
+        kd_gpu_failed(
+            cudaEventCreateWithFlags(&t->done, cudaEventBlockingSync | cudaEventDisableTiming), err,
+            "an event") ||
         kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
                       "device memory for a tensor")) {
         kd_gpu_tensor_close(t);
@@ -131,6 +138,9 @@ extern "C" void kd_gpu_tensor_close(struct kd_gpu_tensor *t)
         cudaStreamSynchronize(t->stream);
         cudaStreamDestroy(t->stream);
     }
+    if (t->done)
+        cudaEventDestroy(t->done);
+    kd_encode_give_turn(t);
     kd_encode_give_room(t);
     kd_mem_free(t);
 }

@@ -22,6 +22,7 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
         return -1;
     (*out)->index = index;
     (*out)->facts.free_bytes = (int64_t)4 << 30;
+    (*out)->facts.sms = 12;
     snprintf((*out)->facts.name, sizeof(*out)->facts.name, "emulated");
     return 0;
 }
@@ -37,10 +38,12 @@ extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
 }
 
 int kd_gpu_search_launch(struct kd_gpu *, cudaStream_t, struct kd_rate rate,
-                         enum kd_codebook codebook, int seam, int, const float *target,
+                         enum kd_codebook codebook, int seam, int blocks, const float *target,
                          uint16_t *states, int64_t tiles, struct kd_err *err)
 {
     void *scratch;
+    if (blocks < 0 || blocks > 12) /* some are left to the linear algebra, or none (0) */
+        return kd_fail(err, KD_EINVAL, "a search by %d blocks", blocks);
     if (kd_gpu_failed(kd_fake_call(), err, "starting the search") ||
         kd_mem_new(&scratch, 1, (int64_t)kd_trellis_scratch_bytes(), "search", err))
         return -1;

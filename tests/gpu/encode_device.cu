@@ -2,7 +2,7 @@
  * rates and codebooks, all at once; then speed: products, and LDLQ of tensors of K3's expert size
  * from many lanes against the bare search. Without a device: 77, a skip.
  *
- *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      12 3584 3072 2 */
+ *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      16 3584 3072 4 */
 #include "gpu/encode_check.h"
 
 extern "C" {
@@ -250,12 +250,14 @@ static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int 
         used += x;
     printf("quantizing %lld x %lld, K=2, %d lanes: %.0f tensors in %.3f s, %.0f tiles/s (%.0f with "
            "the scale searches); %.0f tiles a round; CPU %.2f s a tensor; %lld MiB of the device\n"
-           "device: rounds %.2f s, of it before the search %.2f %%, after it %.2f %%\n",
+           "device: rounds %.2f s (%.1f %% of the time), of it before the search %.2f %%, after it "
+           "%.2f %%; a tensor %.3f s at its turn before and after LDLQ\n",
            (long long)n, (long long)k, lanes, count, wall, tiles / wall, (double)f.tiles / wall,
            (double)f.tiles / (double)f.rounds, used / count, (long long)(f.used_bytes >> 20),
            f.targets_s + f.search_s + f.update_s,
+           100 * (f.targets_s + f.search_s + f.update_s) / wall,
            100 * f.targets_s / (f.targets_s + f.search_s + f.update_s),
-           100 * f.update_s / (f.targets_s + f.search_s + f.update_s));
+           100 * f.update_s / (f.targets_s + f.search_s + f.update_s), f.between_s / count);
     t.spec.seed += (uint64_t)(tensors - 1);
     const double cpu_began = kd_clock_s();
     if (bad[0] || check_quantize(&t, cpu, &t.want, &err)) {
@@ -276,7 +278,7 @@ static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int 
 
 int main(int argc, char **argv)
 {
-    const int lanes = argc > 1 ? atoi(argv[1]) : 12;
+    const int lanes = argc > 1 ? atoi(argv[1]) : 16;
     const int64_t k = argc > 3 ? atoll(argv[2]) : 3584, n = argc > 3 ? atoll(argv[3]) : 3072;
     struct kd_gpu_encoder *e;
     struct kd_kern kern;
@@ -299,7 +301,7 @@ int main(int argc, char **argv)
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);
     bad += ldlq(lanes, k, n, 1);
-    bad += whole(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 2);
+    bad += whole(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 4);
     kd_pool_close(pool);
     return bad != 0;
 }
