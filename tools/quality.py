@@ -7,9 +7,10 @@ themselves are removed as soon as they are measured.
 
     tools/quality.py                      # run what is missing, then write docs/quality.md
     tools/quality.py --jobs 4             # four cells at a time, the CPUs shared among them
+    tools/quality.py --jobs 4 --device cuda:0,cuda:1      # conversions on devices in turns: the same bytes
     tools/quality.py --write              # only write docs/quality.md from what is there
 """
-import argparse, json, os, pathlib, shutil, subprocess, sys, tempfile
+import argparse, itertools, json, os, pathlib, shutil, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -40,7 +41,10 @@ def run_cell(a, name, args):
     try:
         base = [a.binary, "convert", a.model, work / "m", "--calib", a.calib, "--threads", str(a.threads), "--quiet",
                 "--json", work / "convert.json"]
+        if a.devices:
+            base += ["--device", a.devices[next(a.turn) % len(a.devices)]]
         subprocess.run([str(x) for x in base + args], check=True, stdout=subprocess.DEVNULL)
+        a.reference.result()
         check = [a.binary, "check", "--ref", a.ref, work / "m", "--text", a.text, "--json", work / "check.json",
                  "--threads", str(a.threads), "--no-verdict"]
         subprocess.run([str(x) for x in check], check=True, stdout=subprocess.DEVNULL)
@@ -57,8 +61,7 @@ def run_cell(a, name, args):
 
 
 def make_reference(a):
-    """The original's side of every check, run once."""
-    a.ref = pathlib.Path(a.tmp or tempfile.gettempdir()) / f"quality-{pathlib.Path(a.model).name}.ref"
+    """The original's side of every check, run once, while the first cells are converted."""
     if not a.ref.exists():
         tmp = a.ref.with_suffix(".making")
         args = [a.binary, "check", a.model, a.model, "--text", a.text, "--save-ref", tmp, "--no-verdict", "--json", "-"]
@@ -178,6 +181,7 @@ def main():
     p.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/quality")
     p.add_argument("--tmp", default=None, help="folder for the models while they exist")
     p.add_argument("--jobs", type=int, default=1)
+    p.add_argument("--device", default="", help="devices for the conversions: cuda:0,cuda:1")
     p.add_argument("--only", default="", help="run only cells whose name contains this")
     p.add_argument("--write", action="store_true")
     a = p.parse_args()
@@ -186,9 +190,10 @@ def main():
     a.out.mkdir(parents=True, exist_ok=True)
     if not a.write:
         todo = [c for c in cells() if a.only in c[0] and not (a.out / f"{c[0]}.json").exists()]
-        if todo:
-            make_reference(a)
-        with ThreadPoolExecutor(a.jobs) as pool:
+        a.devices, a.turn = [d for d in a.device.split(",") if d], itertools.count()
+        a.ref = pathlib.Path(a.tmp or tempfile.gettempdir()) / f"quality-{pathlib.Path(a.model).name}.ref"
+        with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(a.jobs) as pool:
+            a.reference = first.submit(make_reference, a) if todo else None
             for f in [pool.submit(run_cell, a, *c) for c in todo]:
                 f.result()
     write(a)
