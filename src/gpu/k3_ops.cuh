@@ -224,19 +224,13 @@ KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
                          : ((const float *)table)[from + i];
 }
 
-KD_DEV float situ(float a, float b, float beta, float linear)
-{
-    float x = beta * kd_tanh1(a / beta) * kd_sigmoid1(a);
-    return x * (linear > 0.0f ? linear * kd_tanh1(b / linear) : b);
-}
-
 KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
     situ_all(const float *a, const float *b, float beta, float linear, int64_t count, float *out)
 {
     const int64_t i = (int64_t)kd_block() * NORM_THREADS + kd_thread();
 
     if (i < count)
-        out[i] = situ(a[i], b[i], beta, linear);
+        out[i] = kd_situ1(a[i], b[i], beta, linear);
 }
 
 /* DOT16 of 128 values with themselves, a vector for each half of the warp (docs/numerics.md). */

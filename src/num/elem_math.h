@@ -61,4 +61,11 @@ KD_HD static inline float kd_tanh1(float x)
     return kd_bits_f32((kd_f32_bits(p) & small) | ((kd_f32_bits(big) | sign) & ~small));
 }
 
+/* linear <= 0: no bound on u. */
+KD_HD static inline float kd_situ1(float g, float u, float beta, float linear)
+{
+    float x = beta * kd_tanh1(g / beta) * kd_sigmoid1(g);
+    return x * (linear > 0.0f ? linear * kd_tanh1(u / linear) : u);
+}
+
 #endif
