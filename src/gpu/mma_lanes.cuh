@@ -62,10 +62,16 @@ KD_DEV uint32_t kd_warp_max(uint32_t x)
 {
     return __reduce_max_sync(0xffffffffu, x);
 }
-/* *to += x, in shared memory; any number of threads at a time. */
-KD_DEV void kd_shared_add(int32_t *to, int32_t x)
+/* *to += x, in shared memory; any number of threads at a time. Returns what it was. */
+KD_DEV int32_t kd_shared_add(int32_t *to, int32_t x)
 {
-    atomicAdd(to, x);
+    return atomicAdd(to, x);
+}
+/* As kd_copy16. */
+KD_DEV void kd_copy4(void *shared, const void *from)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 /* What *to was; in device memory. */
 KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)

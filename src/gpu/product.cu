@@ -7,57 +7,21 @@ namespace
 using namespace kd_exl3;
 
 enum {
-    PIECE = 64,            /* rows of one launch */
-    COUNTERS = 65536,      /* at the start of scratch */
-    SUMS_BYTES = 24 << 10, /* of a task's sums in shared memory, at most */
-    SHARED_MOST = 99 << 10 /* what every device gives a block */
+    PIECE = 64,             /* rows of one launch */
+    COUNTERS = 65536,       /* at the start of scratch */
+    SUMS_BYTES = 24 << 10,  /* of a task's sums in shared memory, at most */
+    SHARED_MOST = 99 << 10, /* what every device gives a block */
+    KEYS = KD_GPU_MAT_EXL3 + 2
 };
 
-/* What is common to the tasks of one launch. */
-struct plan {
-    bool fast, four;
-    int rows, groups; /* of a task, of the launch */
-    int slots;        /* blocks that run at a time */
-};
-
-int most_units(const plan &p)
+int most_units(const struct kd_gpu_plan *p)
 {
-    return SUMS_BYTES / (4 * ROW_STRIDE * p.rows);
+    return SUMS_BYTES / (4 * ROW_STRIDE * p->rows);
 }
 
-kd_dense_kernel kernel_of(const plan &p, const struct kd_gpu_mat *w)
+kd_dense_kernel kernel_of(const struct kd_gpu_plan *p, const struct kd_gpu_mat *w)
 {
-    return p.fast ? kd_gpu_dense_fast(p.four) : kd_gpu_dense_values(w->cb == KD_CB_MUL1);
-}
-
-plan plan_of(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_mat *w, int64_t rows)
-{
-    plan p = {};
-    int shared = 0;
-
-    p.fast = cls == KD_GPU_FAST && w->cb == KD_CB_MUL1;
-    p.rows = rows < GROUP ? (int)rows : (int)GROUP;
-    p.four = p.rows <= 4;
-    p.groups = (int)((rows + GROUP - 1) / GROUP);
-    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
-    const int64_t block = shared_bytes(p.rows, WARPS, most_units(p)) + 1024;
-    p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;
-    if (g->product_blocks > 0 && g->product_blocks < p.slots)
-        p.slots = g->product_blocks;
-    return p;
-}
-
-/* Cuts of a matrix's units so that all its tasks fill `slots` blocks, or a multiple of them. */
-int ranges_of(const plan &p, int tasks_each, int units, double slots)
-{
-    int ranges = (int)(slots / tasks_each), most = most_units(p);
-
-    ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
-    for (int times = 2; (units + ranges - 1) / ranges > most; times++) {
-        ranges = (int)(times * slots / tasks_each);
-        ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
-    }
-    return ranges;
+    return p->fast ? kd_gpu_dense_fast(p->four) : kd_gpu_dense_values(w->cb == KD_CB_MUL1);
 }
 
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
@@ -85,7 +49,7 @@ int check(const struct kd_gpu_job *jobs, int count, int64_t T, struct kd_err *er
 int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
              int64_t from, int64_t rows, void *scratch, struct kd_err *err)
 {
-    const plan p = plan_of(g, cls, jobs[0].w, rows);
+    const struct kd_gpu_plan p = kd_gpu_plan_of(g, cls, jobs[0].w->cb, rows);
     dense_args a = {};
     int64_t work = 0, floats = 0, counters = 0, shared = 0;
 
@@ -104,8 +68,8 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
         j->first = a.tasks;
         const struct cut c = cut_of(j->w.ins);
         const int units = j->w.outs * UNITS;
-        j->ranges = ranges_of(p, c.chunks * p.groups, units,
-                              p.slots * ((double)w->rows_padded * w->cols_padded / work));
+        j->ranges = kd_gpu_ranges(&p, c.chunks * p.groups, units,
+                                  p.slots * ((double)w->rows_padded * w->cols_padded / work));
         a.tasks += c.chunks * p.groups * j->ranges;
         floats += job_floats(w, rows);
         counters += (int64_t)p.groups * j->w.outs;
@@ -119,12 +83,63 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
     a.counter = (int32_t *)scratch;
     a.sums = (float *)scratch + COUNTERS;
     void *arguments[] = {&a};
-    return kd_gpu_launch(g, (const void *)kernel_of(p, jobs[0].w),
+    return kd_gpu_launch(g, (const void *)kernel_of(&p, jobs[0].w),
                          a.tasks < p.slots ? a.tasks : p.slots, 32 * WARPS, shared, arguments,
                          "a product", err);
 }
 
+/* Jobs of one key share launches. */
+int key_of(const struct kd_gpu_mat *w)
+{
+    return w->type == KD_GPU_MAT_EXL3 && w->cb != KD_CB_MUL1 ? KEYS - 1 : (int)w->type;
+}
+
+int mul_key(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
+            int64_t T, void *scratch, struct kd_err *err)
+{
+    const bool exl3 = jobs[0].w->type == KD_GPU_MAT_EXL3;
+    const int64_t most = exl3 ? (int)PIECE : (int)KD_GPU_ROWS;
+
+    for (int64_t t = 0; t < T; t += most) {
+        const int64_t rows = T - t < most ? T - t : most;
+        if (exl3 ? mul_exl3(g, cls, jobs, count, t, rows, scratch, err)
+                 : kd_gpu_mul_plain(g, jobs, count, t, rows, err))
+            return -1;
+    }
+    return 0;
+}
+
 } // namespace
+
+struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum kd_codebook cb,
+                                  int64_t rows)
+{
+    struct kd_gpu_plan p = {};
+    int shared = 0;
+
+    p.fast = cls == KD_GPU_FAST && cb == KD_CB_MUL1;
+    p.rows = rows < GROUP ? (int)rows : (int)GROUP;
+    p.four = p.rows <= 4;
+    p.groups = (int)((rows + GROUP - 1) / GROUP);
+    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
+    const int64_t block = shared_bytes(p.rows, WARPS, most_units(&p)) + 1024;
+    p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;
+    if (g->product_blocks > 0 && g->product_blocks < p.slots)
+        p.slots = g->product_blocks;
+    return p;
+}
+
+int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, double slots)
+{
+    int ranges = (int)(slots / (double)tasks_each), most = most_units(p);
+
+    ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
+    for (int times = 2; (units + ranges - 1) / ranges > most; times++) {
+        ranges = (int)(times * slots / (double)tasks_each);
+        ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
+    }
+    return ranges;
+}
 
 int kd_gpu_launch(struct kd_gpu *g, const void *kernel, int64_t blocks, int threads, int64_t shared,
                   void **arguments, const char *what, struct kd_err *err)
@@ -173,8 +188,14 @@ extern "C" int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class cls, const struct 
     if (scratch_bytes < kd_gpu_mul_scratch(jobs, count, T))
         return kd_fail(err, KD_EINVAL, "a product with %lld bytes of scratch, not %lld",
                        (long long)scratch_bytes, (long long)kd_gpu_mul_scratch(jobs, count, T));
-    for (int64_t t = 0; t < T; t += PIECE)
-        if (mul_exl3(g, cls, jobs, count, t, T - t < PIECE ? T - t : (int64_t)PIECE, scratch, err))
+    for (int key = 0; key < KEYS; key++) {
+        struct kd_gpu_job some[KD_GPU_JOBS];
+        int n = 0;
+        for (int i = 0; i < count; i++)
+            if (key_of(jobs[i].w) == key)
+                some[n++] = jobs[i];
+        if (n && mul_key(g, cls, some, n, T, scratch, err))
             return -1;
+    }
     return 0;
 }

@@ -4,19 +4,36 @@
 #define KD_GPU_PRODUCT_CUH
 
 #include "gpu/device.cuh"
-#include "gpu/product_exl3.cuh"
+#include "gpu/product_experts.cuh"
 
 extern "C" {
 #include "gpu/product.h"
 }
 
 typedef void (*kd_dense_kernel)(kd_exl3::dense_args);
+typedef void (*kd_experts_kernel)(kd_experts::half_args);
 
 /* For up to 4 rows of a task, or 8. */
 kd_dense_kernel kd_gpu_dense_fast(bool four);
 kd_dense_kernel kd_gpu_dense_values(bool mul1);
+kd_experts_kernel kd_gpu_experts_fast(bool four);
+kd_experts_kernel kd_gpu_experts_values(bool mul1);
 
-/* A matrix as kernels see it. */
+/* Bytes between rows of an F32, BF16 or MXFP4 matrix on a device, and of MXFP4's scales: pieces of
+ * 16 and of 4 bytes can be read from every row on. */
+static inline int64_t kd_gpu_row_bytes(enum kd_gpu_mat_type type, int64_t cols)
+{
+    const int64_t bytes = type == KD_GPU_MAT_F32    ? cols * 4
+                          : type == KD_GPU_MAT_BF16 ? cols * 2
+                                                    : cols / 2;
+    return (bytes + 15) / 16 * 16;
+}
+static inline int64_t kd_gpu_scale_bytes(int64_t cols)
+{
+    return (cols / 32 + 3) / 4 * 4;
+}
+
+/* Matrices as kernels see them. */
 static inline kd_exl3::matrix kd_gpu_matrix(const struct kd_gpu_mat *m)
 {
     return {(const uint32_t *)m->data,
@@ -29,6 +46,27 @@ static inline kd_exl3::matrix kd_gpu_matrix(const struct kd_gpu_mat *m)
             (int32_t)kd_rate_to16(m->rate),
             (int32_t)m->cb};
 }
+static inline kd_plain::matrix kd_gpu_plain_matrix(const struct kd_gpu_mat *m)
+{
+    return {(const uint8_t *)m->data,    m->scale,         kd_gpu_row_bytes(m->type, m->cols),
+            kd_gpu_scale_bytes(m->cols), (int32_t)m->rows, (int32_t)m->cols};
+}
+
+/* What is common to the tasks of one launch with EXL3 matrices. */
+struct kd_gpu_plan {
+    bool fast, four;
+    int rows, groups; /* of a task, of the launch */
+    int slots;        /* blocks that run at a time */
+};
+struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum kd_codebook cb,
+                                  int64_t rows);
+/* Cuts of a matrix's units so that all its tasks fill `slots` blocks, or a multiple of them, and
+ * each task's sums fit shared memory. */
+int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, double slots);
+
+/* Up to 16 rows from row `from` on, of jobs that have one type: F32, BF16 or MXFP4. */
+int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,
+                     int64_t rows, struct kd_err *err);
 
 /* A launch that may begin before the one ahead of it in the stream is done; such a kernel waits by
  * itself (kd_launch_wait). */

@@ -11,11 +11,11 @@
  *
  * Row-invariant: for T <= KD_GPU_ROWS the bits of y[t] depend on x[t] and the matrix alone: not on
  * T, on the other rows, on the other jobs, nor on the number of multiprocessors. (Partial sums are
- * exact integers, or floats in one fixed order.) Above that, products of EXL3 and MXFP4 go to
- * tensor cores in blocks of rows, and a row has the same bits for every T > KD_GPU_ROWS.
+ * exact integers, or floats in one fixed order.) Above that a row has the same bits for every T >
+ * KD_GPU_ROWS, not always those for fewer rows.
  *
- * Precision, relative to |x| |w| of the row (docs/numerics.md): F32, BF16 and MXFP4 up to
- * KD_GPU_ROWS rows have the bits of kern's mm_f32, mm_bf16 and mm_mxfp4. EXL3 has two classes:
+ * Precision, relative to |x| |w| of the row (docs/numerics.md): F32, BF16 and, up to KD_GPU_ROWS
+ * rows, MXFP4 have the bits of kern's mm_f32, mm_bf16 and mm_mxfp4. EXL3 has two classes:
  *
  * - KD_GPU_VALUES: the codebook's fp16 values, activations as pairs of fp16 (22 bits). For checks.
  *
@@ -86,8 +86,8 @@ int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_
                     uint64_t seed, void *memory, struct kd_err *err) KD_MUST;
 
 /* y[t*ldy + r] for r < w->rows, from x[t*ldx + k], k < w->cols. Jobs run side by side in one launch
- * where they are EXL3, so y of one may not be x of another. ldx a multiple of 4, x aligned to 16.
- */
+ * where they are of one type, so y of one may not be x of another. ldx a multiple of 4, x aligned
+ * to 16. */
 struct kd_gpu_job {
     const struct kd_gpu_mat *w;
     const float *x;

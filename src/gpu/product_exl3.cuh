@@ -405,9 +405,10 @@ KD_DEV void run_rate(const MODE &m, const uint32_t *codes, const task &k, int32_
             KD_RATE(24)
             KD_RATE(28)
             KD_RATE(33)
-            KD_RATE(34) KD_RATE(35) KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40)
-                KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47)
-                    KD_RATE(52) KD_RATE(56) KD_RATE(60) default : break;
+            KD_RATE(34)
+            KD_RATE(35) KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40) KD_RATE(41)
+                KD_RATE(42) KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(52)
+                    KD_RATE(56) KD_RATE(60) default : break;
         }
     run_units<0>(m, k.w.rate16, codes, k.first, k.last, k.rows, sums);
 }

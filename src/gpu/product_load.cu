@@ -48,16 +48,6 @@ int64_t whole(int64_t bytes)
     return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-/* Bytes between the rows of a matrix of this type, and of its scales; 16 bytes can be read at once
- * from every row on. */
-int64_t row_bytes(const struct kd_gpu_source *s)
-{
-    const int64_t bytes = s->type == KD_GPU_MAT_F32    ? s->cols * 4
-                          : s->type == KD_GPU_MAT_BF16 ? s->cols * 2
-                                                       : s->cols / 2;
-    return (bytes + 15) / 16 * 16;
-}
-
 int check(const struct kd_gpu_source *s, struct kd_err *err)
 {
     if (s->rows <= 0 || s->cols <= 0 || s->rows > INT32_MAX / 2 || s->cols > INT32_MAX / 2)
@@ -85,11 +75,6 @@ int64_t code_bytes(const struct kd_gpu_source *s)
     return s->rows_padded * s->cols_padded / 256 * kd_rate_tile_bytes(s->rate);
 }
 
-int64_t scale_bytes(const struct kd_gpu_source *s)
-{
-    return (s->cols / 32 + 3) / 4 * 4;
-}
-
 /* The matrix's parts in `memory`. */
 void place(struct kd_gpu_mat *m, const struct kd_gpu_source *s, void *memory)
 {
@@ -108,7 +93,7 @@ void place(struct kd_gpu_mat *m, const struct kd_gpu_source *s, void *memory)
         m->suh = (const uint16_t *)(at + whole(code_bytes(s)));
         m->svh = m->suh + s->cols_padded;
     } else if (s->type == KD_GPU_MAT_MXFP4) {
-        m->scale = (const uint8_t *)at + whole(s->rows * row_bytes(s));
+        m->scale = (const uint8_t *)at + whole(s->rows * kd_gpu_row_bytes(s->type, s->cols));
     }
 }
 
@@ -167,8 +152,9 @@ extern "C" int64_t kd_gpu_mat_bytes(const struct kd_gpu_source *s)
     if (s->type == KD_GPU_MAT_EXL3)
         return whole(code_bytes(s)) + whole(2 * (s->rows_padded + s->cols_padded));
     if (s->type == KD_GPU_MAT_MXFP4)
-        return whole(s->rows * row_bytes(s)) + whole(s->rows * scale_bytes(s));
-    return whole(s->rows * row_bytes(s));
+        return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols)) +
+               whole(s->rows * kd_gpu_scale_bytes(s->cols));
+    return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols));
 }
 
 extern "C" int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m,
@@ -185,11 +171,12 @@ extern "C" int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m,
     const int64_t step = s->type == KD_GPU_MAT_F32    ? s->ld * 4
                          : s->type == KD_GPU_MAT_BF16 ? s->ld * 2
                                                       : s->ld;
-    if (copy_rows(g, memory, row_bytes(s), s->data, step, bytes, s->rows, err))
+    if (copy_rows(g, memory, kd_gpu_row_bytes(s->type, s->cols), s->data, step, bytes, s->rows,
+                  err))
         return -1;
     if (s->type == KD_GPU_MAT_MXFP4)
-        return copy_rows(g, (void *)m->scale, scale_bytes(s), s->scale, s->ld_scale, s->cols / 32,
-                         s->rows, err);
+        return copy_rows(g, (void *)m->scale, kd_gpu_scale_bytes(s->cols), s->scale, s->ld_scale,
+                         s->cols / 32, s->rows, err);
     return 0;
 }
 
@@ -208,12 +195,14 @@ extern "C" int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m,
                    ? -1
                    : 0;
     case KD_GPU_MAT_MXFP4:
-        return fill_memory(g, m->data, s->rows * row_bytes(s), FILL_BITS, seed, err) ||
-                       fill_memory(g, m->scale, s->rows * scale_bytes(s), FILL_E8M0, seed + 1, err)
+        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols), FILL_BITS,
+                           seed, err) ||
+                       fill_memory(g, m->scale, s->rows * kd_gpu_scale_bytes(s->cols), FILL_E8M0,
+                                   seed + 1, err)
                    ? -1
                    : 0;
     default:
-        return fill_memory(g, m->data, s->rows * row_bytes(s),
+        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols),
                            s->type == KD_GPU_MAT_F32 ? FILL_F32 : FILL_BF16, seed, err);
     }
 }

@@ -85,9 +85,16 @@ KD_DEV uint32_t kd_warp_max(uint32_t x)
 {
     return ~kd_warp_min(~x);
 }
-KD_DEV void kd_shared_add(int32_t *to, int32_t x)
+KD_DEV int32_t kd_shared_add(int32_t *to, int32_t x)
 {
-    *to = (int32_t)((uint32_t)*to + (uint32_t)x);
+    const int32_t was = *to;
+
+    *to = (int32_t)((uint32_t)was + (uint32_t)x);
+    return was;
+}
+KD_DEV void kd_copy4(void *shared, const void *from)
+{
+    memcpy(shared, from, 4);
 }
 KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
 {

@@ -62,7 +62,7 @@ static void fixture_make(fixture *f, unsigned rate16, kd_codebook cb, int64_t ro
     f->y.assign((size_t)(T * rows), 7.0f);
 }
 
-static kd_mat fixture_mat(const fixture *f)
+static inline kd_mat fixture_mat(const fixture *f)
 {
     kd_mat m = {};
     m.type = KD_MAT_EXL3;
@@ -132,7 +132,7 @@ static void fast_row(const fixture *f, const kd_kern *kern, int64_t t, std::vect
 }
 
 /* Root mean square of the difference, relative to `want`. */
-static double relative(const std::vector<float> &want, const std::vector<float> &got)
+static inline double relative(const std::vector<float> &want, const std::vector<float> &got)
 {
     double square = 0, off = 0;
 

@@ -1,55 +1,7 @@
 /* Products on a device against the CPU's, and their speed beside what the device can read and
- * issue. Without a device: 77, a skip. An argument "short" leaves the times out. */
-#include "gpu/device.cuh"
-#include "gpu/product_check.h"
-
-extern "C" {
-#include "gpu/product.h"
-}
-
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <algorithm>
-
-static struct kd_err err;
-
-static void must(int rc)
-{
-    if (rc) {
-        fprintf(stderr, "%s\n", err.msg);
-        exit(1);
-    }
-}
-static void cuda(cudaError_t rc)
-{
-    must(kd_gpu_failed(rc, &err, "the test"));
-}
-static void *device_bytes(struct kd_gpu *g, int64_t bytes)
-{
-    void *p;
-
-    must(kd_gpu_alloc(g, &p, bytes, "a test", &err));
-    return p;
-}
-
-static struct kd_gpu_source source_of(const fixture *f)
-{
-    struct kd_gpu_source s = {};
-
-    s.type = KD_GPU_MAT_EXL3;
-    s.rows = f->rows;
-    s.cols = f->cols;
-    s.data = f->tiles.data();
-    s.ld = f->R / 16;
-    s.rows_padded = f->R;
-    s.cols_padded = f->C;
-    s.suh = f->suh.data();
-    s.svh = f->svh.data();
-    s.rate = f->rate;
-    s.cb = f->cb;
-    return s;
-}
+ * issue. Without a device: 77, a skip. An argument "short" leaves the times out, "quick" most of
+ * the cases and times, "profile" all but three products (for a profiler). */
+#include "gpu/experts_device.cuh"
 
 /* y of the first T rows. */
 static std::vector<float> product(struct kd_gpu *g, enum kd_gpu_class cls, const fixture *f,
@@ -80,14 +32,14 @@ struct shape {
 };
 
 /* Every rate with the mode for decoding: bit for bit what it is to be. */
-static int hold_fast(struct kd_gpu *g, const struct kd_kern *k)
+static int hold_fast(struct kd_gpu *g, const struct kd_kern *k, bool quick)
 {
     static const struct shape shapes[] = {{256, 384}, {200, 300}, {128, 1664}};
     int64_t bad = 0, cases = 0;
     std::vector<float> want;
     double worst = 0;
 
-    for (unsigned rate = 16; rate <= 128; rate++) {
+    for (unsigned rate = 16; rate <= 128; rate += quick ? 7 : 1) {
         const struct shape s = shapes[rate % 3];
         fixture f;
         struct kd_run on = {};
@@ -104,19 +56,18 @@ static int hold_fast(struct kd_gpu *g, const struct kd_kern *k)
         must(kd_exl3_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
         worst = std::max(worst, relative(exact, y));
     }
-    printf(
-        "decoding mode, 113 rates: %lld of %lld rows differ from its definition; at most %.2g off "
-        "the values' product\n",
-        (long long)bad, (long long)cases, worst);
+    printf("decoding mode: %lld of %lld rows differ from its definition; at most %.2g off "
+           "the values' product\n",
+           (long long)bad, (long long)cases, worst);
     return bad != 0 || !(worst < 4e-4);
 }
 
 /* The mode for checks: within its bound, for some rates and every codebook. */
-static int hold_values(struct kd_gpu *g, const struct kd_kern *k)
+static int hold_values(struct kd_gpu *g, const struct kd_kern *k, bool quick)
 {
     double worst = 0;
 
-    for (unsigned i = 0; i < 48; i++) {
+    for (unsigned i = 0; i < (quick ? 12 : 48); i++) {
         const unsigned rate = i < 16 ? 16 + 8 * (i % 15) : 16 + (37 * i) % 113;
         fixture f;
         struct kd_run on = {};
@@ -129,7 +80,7 @@ static int hold_values(struct kd_gpu *g, const struct kd_kern *k)
         must(kd_exl3_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
         worst = std::max(worst, relative(exact, y));
     }
-    printf("checking mode, 48 cases: at most %.2g off\n", worst);
+    printf("checking mode: at most %.2g off\n", worst);
     return !(worst < 5e-6);
 }
 
@@ -152,99 +103,6 @@ static int hold_rows(struct kd_gpu *g)
     kd_gpu_mul_limit(g, 0);
     printf("rows alone and together: %lld of 90 calls differ\n", (long long)bad);
     return bad != 0;
-}
-
-/* What the device can do. */
-__global__ void __launch_bounds__(1024) read_all(const uint4 *from, int64_t count, uint32_t *out)
-{
-    const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    uint32_t sum = 0;
-
-    for (; i + 3 * step < count; i += 4 * step) {
-        uint4 v[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            v[j] = __ldcs(from + i + j * step);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            sum += v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (sum == 1234567)
-        *out = sum;
-}
-/* Multiplications and byte permutations in turn, 16 x 64 of each a pass. */
-__global__ void __launch_bounds__(512) issue_all(uint32_t seed, int passes, uint32_t *out)
-{
-    uint32_t x[16];
-
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        x[i] = seed * (threadIdx.x + i);
-    for (int p = 0; p < passes; p++)
-#pragma unroll 8
-        for (int r = 0; r < 64; r++)
-#pragma unroll
-            for (int i = 0; i < 16; i++)
-                x[i] = __byte_perm(x[i] * 0x83DCD12Du + seed, x[(i + 1) % 16], 0x4215);
-    uint32_t sum = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        sum += x[i];
-    if (sum == 1234567)
-        *out = sum;
-}
-
-/* Seconds of one run of what `record` adds to the stream, median over `times`. */
-template <class F> static double seconds(struct kd_gpu *g, int times, F record)
-{
-    cudaGraph_t graph;
-    cudaGraphExec_t run;
-    std::vector<double> took;
-
-    cuda(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal));
-    record();
-    cuda(cudaStreamEndCapture(g->stream, &graph));
-    cuda(cudaGraphInstantiate(&run, graph, 0));
-    for (int i = 0; i < times + 2; i++) {
-        float ms;
-        cuda(cudaEventRecord(g->begin, g->stream));
-        cuda(cudaGraphLaunch(run, g->stream));
-        cuda(cudaEventRecord(g->end, g->stream));
-        cuda(cudaEventSynchronize(g->end));
-        cuda(cudaEventElapsedTime(&ms, g->begin, g->end));
-        if (i >= 2)
-            took.push_back(ms * 1e-3);
-    }
-    cudaGraphExecDestroy(run);
-    cudaGraphDestroy(graph);
-    std::sort(took.begin(), took.end());
-    return took[took.size() / 2];
-}
-
-struct limits {
-    double bytes, issues; /* a second */
-};
-
-static struct limits limits_of(struct kd_gpu *g, int blocks)
-{
-    const int64_t size = 2ll << 30;
-    const int sms = blocks ? blocks : g->facts.sms, passes = 200;
-    void *memory = device_bytes(g, size);
-    struct limits l;
-
-    l.bytes = (double)size / seconds(g, 5, [&] {
-                  read_all<<<2 * sms, 1024, 0, g->stream>>>((uint4 *)memory, size / 16,
-                                                            (uint32_t *)memory);
-              });
-    l.issues = 2.0 * 16 * 64 * passes * 512 * 2 * sms / seconds(g, 5, [&] {
-                   issue_all<<<2 * sms, 512, 0, g->stream>>>(3, passes, (uint32_t *)memory);
-               });
-    cuda(cudaGetLastError());
-    kd_gpu_release(g, memory);
-    printf("%d multiprocessors: %.0f GB/s read, %.3g instructions/s (a thread's)\n", sms,
-           l.bytes * 1e-9, l.issues);
-    return l;
 }
 
 /* Instructions a weight of the kernels' loops (cuobjdump -sass, sm_90). */
@@ -301,7 +159,46 @@ static void time_one(struct kd_gpu *g, const struct limits *l, enum kd_gpu_class
         kd_gpu_release(g, p);
 }
 
-static void time_all(struct kd_gpu *g)
+/* The three products that a profiler is to look at, twice each. */
+static void profile(struct kd_gpu *g)
+{
+    static const struct {
+        unsigned rate;
+        int64_t T;
+    } three[] = {{32, 1}, {37, 1}, {32, 8}};
+
+    for (const auto &p : three) {
+        struct kd_gpu_source s = {};
+        struct kd_gpu_mat m;
+        loaded on(g);
+        s.type = KD_GPU_MAT_EXL3;
+        s.rows = s.rows_padded = 12288;
+        s.cols = s.cols_padded = 7168;
+        s.rate = kd_rate_from16(p.rate);
+        s.cb = KD_CB_MUL1;
+        must(kd_gpu_mat_make(g, &m, &s, 1, on.get(kd_gpu_mat_bytes(&s)), &err));
+        const struct kd_gpu_job job = {&m, on.copy(noise(p.T * s.cols)), s.cols,
+                                       (float *)on.get(4 * p.T * s.rows), s.rows};
+        const int64_t bytes = kd_gpu_mul_scratch(&job, 1, p.T);
+        void *scratch = on.get(bytes);
+        for (int i = 0; i < 2; i++)
+            must(kd_gpu_mul(g, KD_GPU_FAST, &job, 1, p.T, scratch, bytes, &err));
+        must(kd_gpu_wait(g, &err));
+    }
+}
+
+static void time_plains(struct kd_gpu *g, const struct limits *l)
+{
+    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 1);
+    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 4);
+    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 16);
+    time_plain(g, l, KD_GPU_MAT_BF16, 896, 7168, 1);
+    time_plain(g, l, KD_GPU_MAT_BF16, 163840, 7168, 1);
+    time_plain(g, l, KD_GPU_MAT_F32, 896, 7168, 1);
+    time_plain(g, l, KD_GPU_MAT_MXFP4, 12288, 7168, 1);
+}
+
+static void time_all(struct kd_gpu *g, bool quick)
 {
     static const struct shape shapes[] = {{12288, 7168}, {7168, 12288}};
     const struct limits all = limits_of(g, 0), few = limits_of(g, 48);
@@ -309,20 +206,30 @@ static void time_all(struct kd_gpu *g)
     for (const struct shape &s : shapes)
         for (unsigned rate : {32u, 37u, 48u, 64u})
             for (int64_t T : {1, 4, 8, 16})
-                time_one(g, &all, KD_GPU_FAST, rate, s, T);
+                if (!quick || (s.rows == 12288 && rate < 48))
+                    time_one(g, &all, KD_GPU_FAST, rate, s, T);
     for (unsigned rate : {32u, 64u})
         for (int64_t T : {1, 16})
-            time_one(g, &all, KD_GPU_VALUES, rate, shapes[0], T);
+            if (!quick)
+                time_one(g, &all, KD_GPU_VALUES, rate, shapes[0], T);
+    time_plains(g, &all);
+    time_experts(g, &all, KD_GPU_MAT_EXL3, 32, 32, {1, 8, 64});
+    if (!quick) {
+        time_experts(g, &all, KD_GPU_MAT_EXL3, 32, 42, {1, 8, 64});
+        time_experts(g, &all, KD_GPU_MAT_MXFP4, 32, 32, {1, 8});
+    }
     printf("on 48 blocks:\n");
     kd_gpu_mul_limit(g, 48);
     for (unsigned rate : {32u, 37u, 48u, 64u})
         for (int64_t T : {1, 8})
-            time_one(g, &few, KD_GPU_FAST, rate, shapes[0], T);
+            if (!quick || rate == 32)
+                time_one(g, &few, KD_GPU_FAST, rate, shapes[0], T);
     kd_gpu_mul_limit(g, 0);
 }
 
 int main(int argc, char **argv)
 {
+    const bool quick = argc > 1 && !strcmp(argv[1], "quick");
     struct kd_gpu *g;
     struct kd_kern k;
     int bad = 0;
@@ -335,11 +242,18 @@ int main(int argc, char **argv)
     must(kd_gpu_open(&g, 0, &err));
     printf("%s, %d multiprocessors, %d.%d\n", kd_gpu_facts(g)->name, kd_gpu_facts(g)->sms,
            kd_gpu_facts(g)->major, kd_gpu_facts(g)->minor);
-    bad |= hold_fast(g, &k);
-    bad |= hold_values(g, &k);
+    if (argc > 1 && !strcmp(argv[1], "profile")) {
+        profile(g);
+        kd_gpu_close(g);
+        return 0;
+    }
+    bad |= hold_fast(g, &k, quick);
+    bad |= hold_values(g, &k, quick);
+    bad |= hold_plain(g, &k);
+    bad |= hold_experts(g, &k, quick);
     bad |= hold_rows(g);
     if (argc < 2 || strcmp(argv[1], "short"))
-        time_all(g);
+        time_all(g, quick);
     kd_gpu_close(g);
     return bad;
 }

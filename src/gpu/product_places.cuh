@@ -1,0 +1,146 @@
+/* Around the products of routed experts: the order of pairs, MXFP4's products, the sum over a
+ * token's experts. */
+#ifndef KD_GPU_PRODUCT_PLACES_CUH
+#define KD_GPU_PRODUCT_PLACES_CUH
+
+#include "gpu/product_experts.cuh"
+
+namespace kd_experts
+{
+
+enum { COLUMNS = 256 }; /* of a block */
+
+struct plan_args {
+    const int32_t *ids; /* [tokens][top] */
+    plan *to;
+    int32_t tokens, top, experts, rows; /* of a group, at most */
+};
+struct plan_shared {
+    int32_t count[EXPERTS], sum[EXPERTS];
+};
+
+/* Where two pairs of one expert are is chance; no bits depend on it. */
+KD_KERNEL void KD_BOUNDS(PAIRS, 1) plan_pairs(KD_ARGS plan_args a)
+{
+    KD_SHARED(memory);
+    plan_shared *s = (plan_shared *)memory;
+    const int i = kd_thread(), pairs = a.tokens * a.top, token = i / a.top;
+
+    kd_launch_next();
+    kd_launch_wait();
+    const int id = i < pairs && a.ids[i] < a.experts ? a.ids[i] : -1;
+    s->count[i] = 0;
+    kd_sync_block();
+    const int rank = id >= 0 ? kd_shared_add(s->count + id, 1) : 0;
+    kd_sync_block();
+    /* Pairs and groups of the experts before, both in one sum. */
+    const int count = s->count[i], groups = (count + a.rows - 1) / a.rows;
+    s->sum[i] = count | groups << 16;
+    kd_sync_block();
+    for (int step = 1; step < EXPERTS; step *= 2) {
+        const int more = i >= step ? s->sum[i - step] : 0;
+        kd_sync_block();
+        s->sum[i] += more;
+        kd_sync_block();
+    }
+    const int first = (s->sum[i] & 0xffff) - count, at = (s->sum[i] >> 16) - groups;
+    for (int j = 0; j < groups; j++)
+        a.to->of[at + j] = {i, first + j * a.rows,
+                            count - j * a.rows < a.rows ? count - j * a.rows : a.rows};
+    if (i == EXPERTS - 1) {
+        a.to->groups = at + groups;
+        a.to->places = first + count;
+    }
+    s->count[i] = first;
+    kd_sync_block();
+    if (i >= pairs)
+        return;
+    int before = 0, used = 0;
+    for (int j = token * a.top; j < (token + 1) * a.top; j++) {
+        const int other = a.ids[j] < a.experts ? a.ids[j] : -1;
+        before += other >= 0 && (other < id || (other == id && j < i));
+        used += other >= 0;
+    }
+    if (i % a.top == 0)
+        a.to->used[token] = used;
+    if (id >= 0) {
+        const int place = s->count[id] + rank;
+        a.to->pair[place] = i;
+        a.to->token[place] = token;
+        a.to->order[token * a.top + before] = place;
+    }
+}
+
+/* MXFP4: w1's and w3's products side by side in y, SiTU comes after; or w2's. ins and outs are
+ * inputs and outputs here. */
+template <int TOKENS>
+KD_KERNEL void KD_BOUNDS((kd_plain::shape<kd_plain::MXFP4, TOKENS>::threads), 1)
+    multiply_experts_mxfp4(KD_ARGS half_args a)
+{
+    using namespace kd_plain;
+    constexpr int rows = shape<MXFP4, TOKENS>::rows;
+    KD_SHARED(memory);
+
+    kd_launch_next();
+    kd_launch_wait();
+    const int parts = (a.outs + rows - 1) / rows, tasks = a.p->groups * half_matrices(a) * parts;
+    for (int i = kd_block(); i < tasks; i += kd_blocks()) {
+        const int m = i / parts % half_matrices(a);
+        const group g = a.p->of[i / parts / half_matrices(a)];
+        const kd_plain::task k = {a.table[g.expert].plain[a.down ? 2 : m],
+                                  a.down ? a.x + g.first * a.ldx : a.x,
+                                  a.y + g.first * a.ldy + m * a.outs,
+                                  a.ldx,
+                                  a.ldy,
+                                  a.down ? nullptr : a.p->token + g.first,
+                                  nullptr,
+                                  g.rows,
+                                  i % parts * rows};
+        kd_plain::multiply<MXFP4, TOKENS>(k, memory);
+    }
+}
+
+/* y[place][c] = SiTU of x[place][c] and x[place][inner + c]. */
+KD_KERNEL void KD_BOUNDS(COLUMNS, 1)
+    situ_places(const plan *p, const float *x, int64_t ldx, float *y, int64_t ldy, int32_t inner,
+                float beta, float linear)
+{
+    const int parts = (inner + COLUMNS - 1) / COLUMNS;
+
+    kd_launch_next();
+    kd_launch_wait();
+    for (int i = kd_block(); i < p->places * parts; i += kd_blocks()) {
+        const int c = i % parts * COLUMNS + kd_thread();
+        const float *from = x + i / parts * ldx + c;
+        if (c < inner)
+            y[i / parts * ldy + c] = kd_situ1(from[0], from[inner], beta, linear);
+    }
+}
+
+/* y[t][c] = fma chain over the token's experts, ascending, of weight and x[place][c]. */
+struct sum_args {
+    const plan *p;
+    const float *x, *weight;
+    float *y;
+    int64_t ldx, ldy;
+    int32_t top, cols;
+};
+KD_KERNEL void KD_BOUNDS(COLUMNS, 1) sum_experts(KD_ARGS sum_args a)
+{
+    const int parts = (a.cols + COLUMNS - 1) / COLUMNS, t = kd_block() / parts,
+              c = kd_block() % parts * COLUMNS + kd_thread();
+    float sum = 0.0f;
+
+    kd_launch_next();
+    kd_launch_wait();
+    if (c >= a.cols)
+        return;
+    for (int j = 0; j < a.p->used[t]; j++) {
+        const int place = a.p->order[t * a.top + j];
+        sum = fmaf(a.weight[a.p->pair[place]], a.x[place * a.ldx + c], sum);
+    }
+    a.y[t * a.ldy + c] = sum;
+}
+
+} // namespace kd_experts
+#endif

@@ -1,0 +1,58 @@
+/* Products with F32, BF16 and MXFP4 matrices: the launches. */
+#include "gpu/product.cuh"
+
+using namespace kd_plain;
+
+namespace
+{
+
+template <type TYPE, int TOKENS>
+int launch(struct kd_gpu *g, dense_args *a, int64_t limit, struct kd_err *err)
+{
+    using s = shape<TYPE, TOKENS>;
+    void *arguments[] = {a};
+
+    for (int j = 0; j < a->jobs; j++) {
+        a->job[j].first = a->tasks;
+        a->tasks += (a->job[j].w.rows + s::rows - 1) / s::rows;
+    }
+    return kd_gpu_launch(g, (const void *)multiply_plain<TYPE, TOKENS>,
+                         limit > 0 && limit < a->tasks ? limit : a->tasks, s::threads,
+                         s::pieces * s::bytes, arguments, "a product", err);
+}
+
+template <type TYPE>
+int launch_type(struct kd_gpu *g, dense_args *a, int64_t limit, struct kd_err *err)
+{
+    return a->tokens <= 1   ? launch<TYPE, 1>(g, a, limit, err)
+           : a->tokens <= 2 ? launch<TYPE, 2>(g, a, limit, err)
+           : a->tokens <= 4 ? launch<TYPE, 4>(g, a, limit, err)
+           : a->tokens <= 8 ? launch<TYPE, 8>(g, a, limit, err)
+                            : launch<TYPE, 16>(g, a, limit, err);
+}
+
+} // namespace
+
+int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,
+                     int64_t rows, struct kd_err *err)
+{
+    dense_args a = {};
+
+    a.jobs = count;
+    a.tokens = (int32_t)rows;
+    for (int i = 0; i < count; i++)
+        a.job[i] = {kd_gpu_plain_matrix(jobs[i].w),
+                    jobs[i].x + from * jobs[i].ldx,
+                    jobs[i].y + from * jobs[i].ldy,
+                    jobs[i].ldx,
+                    jobs[i].ldy,
+                    0};
+    switch (jobs[0].w->type) {
+    case KD_GPU_MAT_F32:
+        return launch_type<F32>(g, &a, g->product_blocks, err);
+    case KD_GPU_MAT_BF16:
+        return launch_type<BF16>(g, &a, g->product_blocks, err);
+    default:
+        return launch_type<MXFP4>(g, &a, g->product_blocks, err);
+    }
+}

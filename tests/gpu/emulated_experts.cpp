@@ -1,0 +1,285 @@
+/* Products of F32, BF16 and MXFP4 matrices and of routed experts on a device, run on the CPU
+ * (tests/gpu/emulate.h): kern's bits, and for EXL3 those of the mode for decoding. */
+#define KD_GPU_EMULATE
+#include "gpu/product_pack.cuh"
+#include "gpu/product_places.cuh"
+
+#include "gpu/product_check.h"
+
+static kd_kern kern;
+
+/* Matrices of plain types in a device's layout. */
+struct plain_fixture {
+    int64_t rows, cols, ld, lds;
+    std::vector<uint8_t> w, scale;
+    kd_plain::matrix m;
+};
+static void plain_make(plain_fixture *f, kd_plain::type type, int64_t rows, int64_t cols)
+{
+    const int64_t bytes = type == kd_plain::F32    ? 4 * cols
+                          : type == kd_plain::BF16 ? 2 * cols
+                                                   : cols / 2;
+    f->rows = rows;
+    f->cols = cols;
+    f->ld = (bytes + 15) / 16 * 16;
+    f->lds = (cols / 32 + 3) / 4 * 4;
+    f->w.assign((size_t)(rows * f->ld), 0xff); /* NaNs between the rows */
+    f->scale.assign((size_t)(rows * f->lds), 0xff);
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t i = 0; i < cols; i++) {
+            const float v = gauss();
+            if (type == kd_plain::F32)
+                memcpy(&f->w[(size_t)(r * f->ld + 4 * i)], &v, 4);
+            else if (type == kd_plain::BF16)
+                ((uint16_t *)&f->w[(size_t)(r * f->ld)])[i] = kd_f32_bf16(v);
+            else if (i % 2)
+                f->w[(size_t)(r * f->ld + i / 2)] = (uint8_t)bits();
+        }
+        for (int64_t i = 0; i < cols / 32; i++)
+            f->scale[(size_t)(r * f->lds + i)] =
+                (uint8_t)(i % 5 == 4 ? bits() % 255 : 118 + bits() % 6);
+    }
+    f->m = {f->w.data(), f->scale.data(), f->ld, f->lds, (int32_t)rows, (int32_t)cols};
+}
+static void plain_want(const plain_fixture *f, kd_plain::type type, const float *x, int64_t ldx,
+                       int64_t T, float *y)
+{
+    if (type == kd_plain::F32)
+        kern.mm_f32((const float *)f->w.data(), f->ld / 4, f->rows, f->cols, x, ldx, T, y, f->rows);
+    else if (type == kd_plain::BF16)
+        kern.mm_bf16((const uint16_t *)f->w.data(), f->ld / 2, f->rows, f->cols, x, ldx, T, y,
+                     f->rows);
+    else
+        kern.mm_mxfp4(f->w.data(), f->ld, f->scale.data(), f->lds, f->rows, f->cols, x, ldx, T, y,
+                      f->rows);
+}
+
+/* Two matrices of one type in one launch. */
+template <kd_plain::type TYPE, int TOKENS> static int check_plain(int64_t cols, int64_t T)
+{
+    using s = kd_plain::shape<TYPE, TOKENS>;
+    const int64_t rows[2] = {s::rows + 5, 3}, ldx = (cols + 3) / 4 * 4 + 4;
+    std::vector<float> x((size_t)(T * ldx), NAN), y[2], want[2];
+    kd_plain::dense_args a = {};
+    plain_fixture f[2];
+    int64_t bad = 0;
+
+    for (int64_t i = 0; i < T * ldx; i++)
+        if (i % ldx < cols)
+            x[(size_t)i] = gauss();
+    a.jobs = 2;
+    a.tokens = (int32_t)T;
+    for (int i = 0; i < 2; i++) {
+        plain_make(&f[i], TYPE, rows[i], cols);
+        y[i].assign((size_t)(T * rows[i]), 7.0f);
+        want[i].assign((size_t)(T * rows[i]), 0.0f);
+        a.job[i] = {f[i].m, x.data(), y[i].data(), ldx, rows[i], a.tasks};
+        a.tasks += (int32_t)((rows[i] + s::rows - 1) / s::rows);
+        plain_want(&f[i], TYPE, x.data(), ldx, T, want[i].data());
+    }
+    kd_emulate(2, s::threads, (size_t)(s::pieces * s::bytes),
+               [&] { kd_plain::multiply_plain<TYPE, TOKENS>(a); });
+    for (int i = 0; i < 2; i++)
+        for (size_t j = 0; j < y[i].size(); j++)
+            bad += kd_f32_bits(y[i][j]) != kd_f32_bits(want[i][j]) &&
+                   !(isnan(y[i][j]) && isnan(want[i][j]));
+    printf("%s, %lld inputs, %lld rows: %lld wrong\n",
+           TYPE == kd_plain::F32    ? "F32"
+           : TYPE == kd_plain::BF16 ? "BF16"
+                                    : "MXFP4",
+           (long long)cols, (long long)T, (long long)bad);
+    return bad != 0;
+}
+
+/* A layer of a few experts; tokens' lists with gaps and with an expert twice. */
+enum { SOME = 4, TOP = 3, COLS = 160, INNER = 96 };
+struct layer {
+    std::vector<int32_t> ids;
+    std::vector<float> x, weight, inner, out, y, want;
+    int64_t T;
+};
+static void layer_make(layer *l, int64_t T)
+{
+    l->T = T;
+    l->x.resize((size_t)(T * COLS));
+    l->y.assign((size_t)(T * (COLS + 1)), 7.0f);
+    l->want.assign((size_t)(T * COLS), 0.0f);
+    l->inner.assign((size_t)(T * TOP * INNER), NAN);
+    l->out.assign((size_t)(T * TOP * COLS), NAN);
+    for (float &v : l->x)
+        v = gauss();
+    for (int64_t i = 0; i < T * TOP; i++) {
+        l->ids.push_back(i == 1 ? -1 : i == 4 ? l->ids[3] : (int32_t)(bits() % SOME));
+        l->weight.push_back(0.1f + (float)(bits() % 100) / 100.0f);
+    }
+}
+/* The definition; f(expert, which, x, y): a product with one row. */
+template <class F> static void layer_want(layer *l, F product)
+{
+    for (int64_t t = 0; t < l->T; t++)
+        for (int32_t e = 0; e < SOME; e++)
+            for (int j = 0; j < TOP; j++) {
+                std::vector<float> a, b, y;
+                float *to = &l->want[(size_t)(t * COLS)];
+                if (l->ids[(size_t)(t * TOP + j)] != e)
+                    continue;
+                product(e, 0, &l->x[(size_t)(t * COLS)], &a);
+                product(e, 1, &l->x[(size_t)(t * COLS)], &b);
+                kern.situ(a.data(), b.data(), 3.0f, 5.0f, a.data(), INNER);
+                product(e, 2, a.data(), &y);
+                for (int c = 0; c < COLS; c++)
+                    to[c] = fmaf(l->weight[(size_t)(t * TOP + j)], y[(size_t)c], to[c]);
+            }
+}
+static int layer_check(const layer *l, const char *what)
+{
+    int64_t bad = 0;
+
+    for (int64_t t = 0; t < l->T; t++)
+        for (int c = 0; c < COLS; c++)
+            bad += l->y[(size_t)(t * (COLS + 1) + c)] != l->want[(size_t)(t * COLS + c)];
+    printf("%s experts, %lld tokens: %lld wrong\n", what, (long long)l->T, (long long)bad);
+    return bad != 0;
+}
+
+/* Both halves and what is around them, as the host starts it; run(half) does one half. */
+template <class F> static void layer_run(layer *l, kd_experts::half_args *a, int rows, F run)
+{
+    using namespace kd_experts;
+    static plan p;
+    const plan_args planned = {l->ids.data(), &p, (int)l->T, TOP, SOME, rows};
+    const sum_args s = {&p,  l->out.data(), l->weight.data(), l->y.data(), COLS, COLS + 1,
+                        TOP, COLS};
+
+    kd_emulate(1, PAIRS, sizeof(plan_shared), [&] { plan_pairs(planned); });
+    a->p = &p;
+    a->x = l->x.data();
+    a->ldx = COLS;
+    a->beta = 3.0f;
+    a->linear = 5.0f;
+    run();
+    a->down = 1;
+    a->x = l->inner.data();
+    a->ldx = INNER;
+    a->y = l->out.data();
+    a->ldy = COLS;
+    run();
+    kd_emulate((int)l->T, COLUMNS, 0, [&] { sum_experts(s); });
+}
+
+static int check_mxfp4(int64_t T)
+{
+    using namespace kd_experts;
+    std::vector<entry> table(SOME);
+    std::vector<plain_fixture> f(3 * SOME);
+    std::vector<float> both((size_t)(T * TOP * 2 * INNER), NAN);
+    half_args a = {};
+    layer l;
+
+    layer_make(&l, T);
+    for (int i = 0; i < 3 * SOME; i++) {
+        plain_make(&f[(size_t)i], kd_plain::MXFP4, i % 3 < 2 ? INNER : COLS,
+                   i % 3 < 2 ? COLS : INNER);
+        for (uint8_t &b : f[(size_t)i].scale)
+            b = (uint8_t)(119 + b % 4);
+        table[(size_t)(i / 3)].plain[i % 3] = f[(size_t)i].m;
+    }
+    layer_want(&l, [&](int e, int which, const float *x, std::vector<float> *y) {
+        const plain_fixture *m = &f[(size_t)(3 * e + which)];
+        y->resize((size_t)m->rows);
+        plain_want(m, kd_plain::MXFP4, x, m->cols, 1, y->data());
+    });
+    a.table = table.data();
+    a.y = both.data();
+    a.ldy = 2 * INNER;
+    layer_run(&l, &a, T == 1 ? 1 : 8, [&] {
+        using one = kd_plain::shape<kd_plain::MXFP4, 1>;
+        using eight = kd_plain::shape<kd_plain::MXFP4, 8>;
+        a.outs = a.down ? COLS : INNER;
+        if (T == 1)
+            kd_emulate(3, one::threads, one::pieces * one::bytes,
+                       [&] { multiply_experts_mxfp4<1>(a); });
+        else
+            kd_emulate(3, eight::threads, eight::pieces * eight::bytes,
+                       [&] { multiply_experts_mxfp4<8>(a); });
+        if (!a.down)
+            kd_emulate(2, COLUMNS, 0, [&] {
+                situ_places(a.p, both.data(), 2 * INNER, l.inner.data(), INNER, INNER, a.beta,
+                            a.linear);
+            });
+    });
+    return layer_check(&l, "MXFP4");
+}
+
+static std::vector<uint32_t> codes_of(const fixture *f)
+{
+    const int rate16 = (int)kd_rate_to16(f->rate), outs = (int)(f->R / 128),
+              ins = (int)(f->C / 128);
+    std::vector<uint32_t> codes((size_t)(f->R * f->C / 512 * rate16));
+    kd_codes::pack_args p = {f->tiles.data(), f->R / 16, codes.data(), rate16, ins, outs};
+
+    kd_emulate((ins * outs * 128 + 255) / 256, 256, 16, [&] { kd_codes::pack_codes(p); });
+    return codes;
+}
+
+template <int SETS> static int check_exl3(int64_t T)
+{
+    using namespace kd_experts;
+    std::vector<entry> table(SOME);
+    std::vector<fixture> f(3 * SOME);
+    std::vector<std::vector<uint32_t>> codes;
+    std::vector<float> sums((size_t)(T * TOP * 2 * 256), NAN);
+    std::vector<int32_t> counter((size_t)(T * TOP * 2), 0);
+    half_args a = {};
+    layer l;
+
+    layer_make(&l, T);
+    for (int i = 0; i < 3 * SOME; i++) {
+        fixture *m = &f[(size_t)i];
+        fixture_make(m, 32 + 5 * (unsigned)(i % 2), KD_CB_MUL1, i % 3 < 2 ? INNER : COLS,
+                     i % 3 < 2 ? COLS : INNER, 1);
+        codes.push_back(codes_of(m));
+        table[(size_t)(i / 3)].exl3[i % 3] = {
+            codes.back().data(), m->suh.data(),     m->svh.data(),     (int)m->rows,
+            (int)m->cols,        (int)(m->C / 128), (int)(m->R / 128), (int)kd_rate_to16(m->rate),
+            (int)m->cb};
+    }
+    layer_want(&l, [&](int e, int which, const float *x, std::vector<float> *y) {
+        fixture *m = &f[(size_t)(3 * e + which)];
+        std::copy(x, x + m->cols, m->x.begin());
+        fast_row(m, &kern, 0, y);
+    });
+    a.table = table.data();
+    a.y = l.inner.data();
+    a.ldy = INNER;
+    a.sums = sums.data();
+    a.counter = counter.data();
+    a.ranges = 3;
+    layer_run(&l, &a, 4 * SETS, [&] {
+        a.ins = a.down ? 1 : 2;
+        a.outs = a.down ? 2 : 1;
+        kd_emulate(4, 256, (size_t)kd_exl3::shared_bytes(4 * SETS, a.ins, 3),
+                   [&] { multiply_experts<kd_exl3::fast<SETS>>(a); });
+    });
+    for (int32_t n : counter)
+        if (n)
+            printf("a counter is left at %d\n", n), exit(1);
+    return layer_check(&l, "EXL3");
+}
+
+int main(void)
+{
+    int bad = 0;
+
+    if (kd_kern_pick(&kern, nullptr))
+        return 1;
+    bad |= check_plain<kd_plain::F32, 1>(900, 1) | check_plain<kd_plain::F32, 4>(129, 3);
+    bad |= check_plain<kd_plain::F32, 16>(391, 11) | check_plain<kd_plain::F32, 8>(7, 6);
+    bad |= check_plain<kd_plain::BF16, 1>(1033, 1) | check_plain<kd_plain::BF16, 2>(128, 2);
+    bad |= check_plain<kd_plain::BF16, 16>(514, 16) | check_plain<kd_plain::BF16, 8>(64, 5);
+    bad |= check_plain<kd_plain::MXFP4, 1>(960, 1) | check_plain<kd_plain::MXFP4, 4>(416, 4);
+    bad |= check_plain<kd_plain::MXFP4, 16>(160, 9) | check_plain<kd_plain::MXFP4, 8>(128, 8);
+    bad |= check_mxfp4(1) | check_mxfp4(5) | check_mxfp4(9);
+    bad |= check_exl3<1>(2) | check_exl3<2>(8);
+    return bad;
+}
