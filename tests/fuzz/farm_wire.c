@@ -17,8 +17,11 @@ static void claim(const char *text, size_t n)
             abort();
         for (int64_t i = 0; i < c->count; i++) {
             const struct kd_wire_job *j = &c->job[i];
-            if (j->expert < 0 || j->expert >= c->layer.experts || j->weights.bytes < 1 ||
-                !kd_wire_is_digest(j->weights.sha256))
+            bool trunk = c->layer.trunk;
+            int64_t first = trunk ? KD_JOB_TRUNK : 0, end = trunk ? 65536 : c->layer.experts;
+            if (j->expert < first || j->expert >= end || j->weights.bytes < 1 ||
+                j->weights.bytes > KD_WIRE_BLOB_MAX || (trunk && j->rows < 1) ||
+                j->unit_bytes > KD_WIRE_UNIT_MAX || !kd_wire_is_digest(j->weights.sha256))
                 abort();
         }
     }
@@ -72,8 +75,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             abort();
         break;
     default:
-        if (!kd_join_parse(&file, text, bytes - 1, &err))
+        if (!kd_join_parse(&file, text, bytes - 1, &err)) {
+            if (strchr(file.share, '\n'))
+                abort();
             kd_join_release(&file);
+        }
     }
     free(text);
     return 0;
