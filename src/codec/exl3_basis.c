@@ -49,15 +49,40 @@ static void transpose_item(void *ctx, int64_t item, int worker)
                 q->w[i * q->n + c] = j->x[c * q->cols + i];
 }
 
+static int not_finite(const float *row, int64_t r, int64_t cols, struct kd_err *err)
+{
+    int64_t c = 0;
+    while (c < cols && isfinite(row[c]))
+        c++;
+    return c == cols ? 0
+                     : kd_fail(err, KD_ECORRUPT, "weight at row %lld, column %lld is not finite",
+                               (long long)r, (long long)c);
+}
+
+/* A device only says that there is one. */
+static int find_not_finite(const struct kd_exl3_work *q, const struct kd_mat *w, struct kd_err *err)
+{
+    float *row;
+    int rc = kd_mem_new(&row, q->cols, sizeof *row, "weights", err);
+    for (int64_t r = 0; !rc && r < q->rows; r++)
+        rc = kd_mat_row(q->run, w, r, row, err) || not_finite(row, r, q->cols, err);
+    kd_mem_free(row);
+    return rc ? -1 : kd_fail(err, KD_EGPU, "the device found a weight that is not finite");
+}
+
 int kd_exl3_load(struct kd_exl3_work *q, const struct kd_mat *w, struct kd_err *err)
 {
+    bool finite = true;
+    if (q->run->encoder)
+        return kd_exl3_device_load(q, w, &finite, err) ? -1
+               : finite                                ? 0
+                                                       : find_not_finite(q, w, err);
     /* q->t is free until the weights are rotated and large enough. */
     if (kd_mat_dequant(q->run, w, q->t, q->cols, err))
         return -1;
-    for (int64_t i = 0; i < q->rows * q->cols; i++)
-        if (!isfinite(q->t[i]))
-            return kd_fail(err, KD_ECORRUPT, "weight at row %lld, column %lld is not finite",
-                           (long long)(i / q->cols), (long long)(i % q->cols));
+    for (int64_t r = 0; r < q->rows; r++)
+        if (not_finite(q->t + r * q->cols, r, q->cols, err))
+            return -1;
     struct basis_job j = {.q = q, .x = q->t};
     kd_pool_run(q->run->pool, (q->k + STRIP - 1) / STRIP, transpose_item, &j);
     return 0;
@@ -88,7 +113,7 @@ static void row_ms_item(void *ctx, int64_t i, int worker)
             double v = (double)q->w[i * q->n + c] / (double)q->sv[c];
             sum += v * v;
         }
-    j->sums[i] = sum / (double)q->n;
+    j->sums[i] = sum;
 }
 
 static float sign_of(uint64_t seed, int64_t i)
@@ -102,7 +127,12 @@ static int column_scales(struct kd_exl3_work *q, struct kd_err *err)
     if (kd_mem_new(&ms, q->n, sizeof *ms, "column sums", err))
         return -1;
     struct basis_job j = {.q = q, .sums = ms};
-    kd_pool_run(q->run->pool, q->n / STRIP, column_ms_item, &j);
+    if (!q->device) {
+        kd_pool_run(q->run->pool, q->n / STRIP, column_ms_item, &j);
+    } else if (kd_gpu_tensor_columns(q->device, ms, err)) {
+        kd_mem_free(ms);
+        return -1;
+    }
     double sum = 0.0;
     int64_t count = 0;
     for (int64_t c = 0; c < q->n; c++) {
@@ -143,7 +173,12 @@ int kd_exl3_scales(struct kd_exl3_work *q, struct kd_err *err)
     if (column_scales(q, err))
         return -1;
     struct basis_job j = {.q = q, .sums = q->row_ms};
-    kd_pool_run(q->run->pool, q->k, row_ms_item, &j);
+    if (!q->device)
+        kd_pool_run(q->run->pool, q->k, row_ms_item, &j);
+    else if (kd_gpu_tensor_rows(q->device, q->sv, q->row_ms, err))
+        return -1;
+    for (int64_t i = 0; i < q->k; i++)
+        q->row_ms[i] /= (double)q->n;
     /* Each block of 128 inputs gets the factor that makes its mean square in the rotated basis 1.
      */
     for (int64_t b = 0; b < q->k; b += KD_HAD) {
@@ -259,16 +294,22 @@ void kd_exl3_hadamard_2d(const struct kd_run *run, float *x, int64_t rows, int64
     kd_pool_run(run->pool, rows / KD_HAD * (cols / KD_HAD), hadamard_item, &j);
 }
 
-void kd_exl3_rotate(const struct kd_exl3_work *q, float *out)
+int kd_exl3_rotate(struct kd_exl3_work *q, float *out, struct kd_err *err)
 {
     struct basis_job j = {.q = q, .x = out};
+    if (q->device)
+        return kd_gpu_tensor_rotate(q->device, q->su, q->sv, err);
     kd_pool_run(q->run->pool, q->k, divide_item, &j);
     kd_exl3_hadamard_2d(q->run, out, q->k, q->n);
+    return 0;
 }
 
-void kd_exl3_unrotate(const struct kd_exl3_work *q, float *x)
+int kd_exl3_unrotate(struct kd_exl3_work *q, struct kd_err *err)
 {
-    struct basis_job j = {.q = q, .x = x};
-    kd_exl3_hadamard_2d(q->run, x, q->k, q->n);
+    struct basis_job j = {.q = q, .x = q->t};
+    if (q->device)
+        return kd_gpu_tensor_unrotate(q->device, q->su, q->sv, err);
+    kd_exl3_hadamard_2d(q->run, q->t, q->k, q->n);
     kd_pool_run(q->run->pool, q->k, multiply_item, &j);
+    return 0;
 }

@@ -2,29 +2,56 @@
  * (gpu/encode.h). */
 #include "codec/exl3_work.h"
 
-int kd_exl3_device_open(struct kd_exl3_work *q, struct kd_err *err)
+#include "base/mem.h"
+
+static int open_tensor(struct kd_exl3_work *q, struct kd_err *err)
 {
     struct kd_gpu_tensor_shape shape = {.k = q->k,
                                         .n = q->n,
                                         .rate = q->spec->rate,
                                         .cb = q->spec->cb,
                                         .seam = q->spec->recipe.seam,
-                                        .square = q->h != NULL};
-    if (!q->run->encoder)
-        return 0;
+                                        .square = q->h != NULL,
+                                        .hessian = q->h ? q->h->shared : NULL};
     return kd_gpu_tensor_open(&q->device, q->run->encoder, &shape, err) ||
-                   kd_gpu_tensor_put(q->device, KD_GPU_WEIGHTS, q->w, err) ||
-                   (q->h && kd_gpu_tensor_put(q->device, KD_GPU_HESSIAN, q->h->h, err))
+                   (q->h && !q->h->shared &&
+                    kd_gpu_tensor_put(q->device, KD_GPU_PART_HESSIAN, q->h->h, err))
                ? -1
                : 0;
 }
 
-int kd_exl3_device_rotate(struct kd_exl3_work *q, float *out, struct kd_err *err)
+/* A matrix that the device does not read, as floats. */
+static int put_floats(struct kd_exl3_work *q, const struct kd_mat *w, bool *finite,
+                      struct kd_err *err)
 {
-    return kd_gpu_tensor_rotate(q->device, q->su, q->sv, err) ||
-                   (out && kd_gpu_tensor_get(q->device, KD_GPU_ROTATED, out, err))
-               ? -1
-               : 0;
+    float *x;
+    if (kd_mem_new(&x, w->rows * w->cols, sizeof *x, "weights", err))
+        return -1;
+    const struct kd_gpu_source s = {
+        .type = KD_GPU_MAT_F32, .rows = w->rows, .cols = w->cols, .data = x, .ld = w->cols};
+    int rc = kd_mat_dequant(q->run, w, x, w->cols, err) ||
+             kd_gpu_tensor_load(q->device, &s, finite, err);
+    kd_mem_free(x);
+    return rc ? -1 : 0;
+}
+
+int kd_exl3_device_load(struct kd_exl3_work *q, const struct kd_mat *w, bool *finite,
+                        struct kd_err *err)
+{
+    const struct kd_gpu_source s = {.type = w->type == KD_MAT_F32    ? KD_GPU_MAT_F32
+                                            : w->type == KD_MAT_BF16 ? KD_GPU_MAT_BF16
+                                                                     : KD_GPU_MAT_MXFP4,
+                                    .rows = w->rows,
+                                    .cols = w->cols,
+                                    .data = w->data,
+                                    .ld = w->ld,
+                                    .scale = w->scale,
+                                    .ld_scale = w->ld_scale};
+    if (open_tensor(q, err))
+        return -1;
+    return w->type == KD_MAT_EXL3 || w->type == KD_MAT_BLOCK
+               ? put_floats(q, w, finite, err)
+               : kd_gpu_tensor_load(q->device, &s, finite, err);
 }
 
 int kd_exl3_device_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_err *err)

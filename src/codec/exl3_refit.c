@@ -33,10 +33,10 @@ static void column_dot_item(void *ctx, int64_t item, int worker)
     memcpy(j->out + j->first + item * COLUMNS, sum, sizeof sum);
 }
 
-/* out[c] = x_c^T H x_c for every column of x; with a device x is what it has as q->t. */
-static int column_quads(struct kd_exl3_work *q, const float *x, double *out, struct kd_err *err)
+/* out[c] = x_c^T H x_c for every column of q->t. */
+static int column_quads(struct kd_exl3_work *q, double *out, struct kd_err *err)
 {
-    struct refit_job j = {.q = q, .x = x, .out = out};
+    struct refit_job j = {.q = q, .x = q->t, .out = out};
     if (q->device)
         return kd_gpu_tensor_quads(q->device, out, err);
     if (kd_mem_new(&j.panel, q->k * PANEL, sizeof *j.panel, "refit", err))
@@ -46,7 +46,7 @@ static int column_quads(struct kd_exl3_work *q, const float *x, double *out, str
     for (j.first = 0; j.first < q->n; j.first += PANEL) {
         j.width = q->n - j.first < PANEL ? q->n - j.first : PANEL;
         memset(j.panel, 0, (size_t)(q->k * PANEL) * sizeof *j.panel);
-        kd_la_gemm_tn(q->run, q->h->h, q->k, x + j.first, q->n, q->k, q->k, j.width, j.panel,
+        kd_la_gemm_tn(q->run, q->h->h, q->k, q->t + j.first, q->n, q->k, q->k, j.width, j.panel,
                       PANEL);
         kd_pool_run(q->run->pool, j.width / COLUMNS, column_dot_item, &j);
     }
@@ -105,8 +105,8 @@ static int refit_columns(struct kd_exl3_work *q, struct kd_err *err)
     int rc = -1;
     if (kd_mem_new(&quad, q->n, sizeof *quad, "refit", err) ||
         kd_mem_new(&dot, q->n, sizeof *dot, "refit", err) ||
-        kd_mem_new(&j.change, q->n, sizeof *j.change, "refit", err) ||
-        column_quads(q, q->t, quad, err) || column_dots(q, dot, err))
+        kd_mem_new(&j.change, q->n, sizeof *j.change, "refit", err) || column_quads(q, quad, err) ||
+        column_dots(q, dot, err))
         goto out;
     for (int64_t c = 0; c < q->n; c++)
         j.change[c] = refit_one(&q->sv[c], dot[c] / quad[c]);
@@ -173,24 +173,16 @@ static int row_system(struct kd_exl3_work *q, float *diagonal, double *row, stru
 static int solve(struct kd_exl3_work *q, float add, float *rhs, bool *good, struct kd_err *err)
 {
     int64_t k = q->k;
-    float *u;
     if (!q->device) {
         for (int64_t i = 0; i < k; i++)
             q->l[i * k + i] += add;
         *good = !kd_la_solve(q->run, q->l, k, rhs, NULL);
         return 0;
     }
-    if (kd_gpu_tensor_cholesky(q->device, add, good, err))
-        return -1;
-    if (!*good)
-        return 0;
-    if (kd_mem_new(&u, k * k, sizeof *u, "refit", err))
-        return -1;
-    int rc = kd_gpu_tensor_get(q->device, KD_GPU_L, u, err);
-    if (!rc)
-        kd_la_solve_factored(q->run, u, k, rhs);
-    kd_mem_free(u);
-    return rc;
+    return kd_gpu_tensor_cholesky(q->device, add, good, err) ||
+                   (*good && kd_gpu_tensor_solve(q->device, rhs, err))
+               ? -1
+               : 0;
 }
 
 /* Row i of q->t times change[i]. */
@@ -255,40 +247,71 @@ static double sum_of(const double *x, int64_t count)
     return sum;
 }
 
-static double squares(const float *x, int64_t count)
+/* out[i] = sum of squares of row i of x. */
+static void square_item(void *ctx, int64_t i, int worker)
 {
+    (void)worker;
+    const struct refit_job *j = ctx;
     double sum = 0.0;
-    for (int64_t i = 0; i < count; i++)
-        sum += (double)x[i] * (double)x[i];
-    return sum;
+    for (int64_t c = 0; c < j->q->n; c++)
+        sum += (double)j->x[i * j->q->n + c] * (double)j->x[i * j->q->n + c];
+    j->out[i] = sum;
+}
+
+static void error_item(void *ctx, int64_t i, int worker)
+{
+    const struct refit_job *j = ctx;
+    struct kd_exl3_work *q = j->q;
+    for (int64_t c = i * q->n; c < (i + 1) * q->n; c++)
+        q->t[c] = q->w[c] - q->t[c];
+    square_item(ctx, i, worker);
+}
+
+/* q->t = W - q->t; sums of squares of the rows of W and of that. */
+static int errors(struct kd_exl3_work *q, double *power, double *error, struct kd_err *err)
+{
+    struct refit_job j = {.q = q, .x = q->w, .out = power};
+    if (q->device)
+        return kd_gpu_tensor_error(q->device, power, error, err);
+    kd_pool_run(q->run->pool, q->k, square_item, &j);
+    j.x = q->t;
+    j.out = error;
+    kd_pool_run(q->run->pool, q->k, error_item, &j);
+    return 0;
+}
+
+/* sum of columns of W o (H W), q->r = H W there. */
+static double weight_of(struct kd_exl3_work *q, double *sums)
+{
+    struct refit_job j = {.q = q, .x = q->w, .y = q->r, .ldy = q->n, .out = sums};
+    if (q->device)
+        return sum_of(q->weighed, q->n);
+    kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
+    return sum_of(sums, q->n);
 }
 
 int kd_exl3_figures(struct kd_exl3_work *q, bool refitted, struct kd_quant_out *out,
                     struct kd_err *err)
 {
-    int64_t count = q->k * q->n;
-    if (q->device && kd_gpu_tensor_get(q->device, KD_GPU_VALUES, q->t, err))
-        return -1;
-    for (int64_t i = 0; i < count; i++)
-        q->t[i] = q->w[i] - q->t[i];
-    double power = squares(q->w, count);
-    out->rel_fro = power > 0.0 ? sqrt(squares(q->t, count) / power) : 0.0;
-    out->proxy = -1.0;
-    if (!q->h)
-        return 0;
-    if (!refitted && weigh(q, err))
-        return -1;
     double *sums;
-    if (kd_mem_new(&sums, q->n, sizeof *sums, "error figures", err))
+    int rc = -1;
+    if (kd_mem_new(&sums, q->n > 2 * q->k ? q->n : 2 * q->k, sizeof *sums, "error figures", err))
         return -1;
-    struct refit_job j = {.q = q, .x = q->w, .y = q->r, .ldy = q->n, .out = sums};
-    if (!q->device)
-        kd_pool_run(q->run->pool, q->n / COLUMNS, column_dot_item, &j);
-    double whole = sum_of(q->device ? q->weighed : sums, q->n);
-    int rc = (q->device && kd_gpu_tensor_put(q->device, KD_GPU_VALUES, q->t, err)) ||
-             column_quads(q, q->t, sums, err);
-    if (!rc)
+    if (errors(q, sums, sums + q->k, err))
+        goto out;
+    double power = sum_of(sums, q->k), error = sum_of(sums + q->k, q->k);
+    out->rel_fro = power > 0.0 ? sqrt(error / power) : 0.0;
+    out->proxy = -1.0;
+    if (q->h) {
+        if (!refitted && weigh(q, err))
+            goto out;
+        double whole = weight_of(q, sums);
+        if (column_quads(q, sums, err))
+            goto out;
         out->proxy = whole > 0.0 ? sum_of(sums, q->n) / whole : 0.0;
+    }
+    rc = 0;
+out:
     kd_mem_free(sums);
-    return rc ? -1 : 0;
+    return rc;
 }

@@ -63,12 +63,8 @@ static void scale_item(void *ctx, int64_t item, int worker)
 static int try_points(struct scale_job *j, int points, double mse[POINTS_MAX], struct kd_err *err)
 {
     if (j->q->device) {
-        struct kd_gpu_scale s = {.sample = j->samples,
-                                 .tiles = j->tiles,
-                                 .stride = j->stride,
-                                 .points = points,
-                                 .scale = j->scale,
-                                 .sum = mse};
+        struct kd_gpu_scale s = {
+            .stride = j->stride, .points = points, .scale = j->scale, .sum = mse};
         return kd_gpu_tensor_scale(j->q->device, &s, err);
     }
     int64_t tiles = (j->tiles + j->stride - 1) / j->stride;
@@ -84,8 +80,9 @@ static int try_points(struct scale_job *j, int points, double mse[POINTS_MAX], s
 
 static void set_points(struct scale_job *j, double centre, double step, int points)
 {
+    int middle = points / 2;
     for (int i = 0; i < points; i++) {
-        double s = centre + step * (double)(i - points / 2);
+        double s = centre + step * (double)(i - middle);
         j->scale[i] = s < SCALE_MIN ? SCALE_MIN : s;
     }
 }
@@ -156,8 +153,10 @@ static void extremes(const double *energy, int64_t tiles, int64_t want, bool lar
     }
 }
 
-static void tile_energy(const struct kd_exl3_work *q, double *energy)
+static int tile_energy(struct kd_exl3_work *q, double *energy, struct kd_err *err)
 {
+    if (q->device)
+        return kd_gpu_tensor_energy(q->device, energy, err);
     for (int64_t tk = 0; tk < q->k / KD_TILE; tk++)
         for (int64_t r = 0; r < KD_TILE; r++)
             for (int64_t c = 0; c < q->n; c++) {
@@ -165,11 +164,12 @@ static void tile_energy(const struct kd_exl3_work *q, double *energy)
                 double *e = energy + tk * (q->n / KD_TILE) + c / KD_TILE;
                 *e = r || c % KD_TILE ? *e + v * v : v * v;
             }
+    return 0;
 }
 
 /* The sample of 4.7: a wrapped diagonal three tiles wide, and the loudest and quietest tiles.
- * Returns how many tile numbers it left in pick. */
-static int64_t full_sample(const struct kd_exl3_work *q, double *energy, int64_t *pick)
+ * Returns how many tile numbers it left in pick. energy: of the tiles. */
+static int64_t full_sample(const struct kd_exl3_work *q, const double *energy, int64_t *pick)
 {
     int64_t tk = q->k / KD_TILE, tn = q->n / KD_TILE, longer = tk > tn ? tk : tn, count = 0;
     for (int64_t i = 0; i < longer; i++)
@@ -177,7 +177,6 @@ static int64_t full_sample(const struct kd_exl3_work *q, double *energy, int64_t
             pick[count++] = i % tk * tn + (i + d) % tn;
     int64_t want = 3 * longer / 16 > 8 ? 3 * longer / 16 : 8;
     want = want < tk * tn / 2 ? want : tk * tn / 2;
-    tile_energy(q, energy);
     extremes(energy, tk * tn, want, true, pick + count);
     extremes(energy, tk * tn, want, false, pick + count + want);
     return count + 2 * want;
@@ -201,15 +200,20 @@ int kd_exl3_scale_search(struct kd_exl3_work *q, double drift, double *scale, st
     struct scale_job j = {.q = q, .stride = 1};
     double *energy = NULL;
     float *samples = NULL;
+    bool here = !q->device;
     int rc = -1;
     if (kd_mem_new(&pick, most, sizeof *pick, "scale search", err) ||
         kd_mem_new(&energy, full ? tk * tn : 0, sizeof *energy, "scale search", err) ||
-        kd_mem_new(&samples, most, KD_TILE_WEIGHTS * sizeof *samples, "scale search", err) ||
-        kd_mem_new(&j.part, POINTS_MAX * most, sizeof *j.part, "scale search", err))
+        kd_mem_new(&samples, here ? most : 0, KD_TILE_WEIGHTS * sizeof *samples, "scale search",
+                   err) ||
+        kd_mem_new(&j.part, here ? POINTS_MAX * most : 0, sizeof *j.part, "scale search", err) ||
+        (full && tile_energy(q, energy, err)))
         goto out;
     j.tiles = full ? full_sample(q, energy, pick) : small_sample(q, pick);
-    for (int64_t i = 0; i < j.tiles; i++)
+    for (int64_t i = 0; here && i < j.tiles; i++)
         take_tile(q, pick[i] / tn, pick[i] % tn, drift, samples + i * KD_TILE_WEIGHTS);
+    if (q->device && kd_gpu_tensor_sample(q->device, pick, j.tiles, drift, err))
+        goto out;
     j.samples = samples;
     if (full) {
         /* 0.1 to 1.9 in units of 4.7, whose rows have the standard deviation of 3INST. */

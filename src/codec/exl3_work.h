@@ -16,9 +16,10 @@ struct kd_exl3_work {
     double mean_diag;         /* of h / rows */
     int64_t k, n, cols, rows; /* padded and real inputs, outputs */
     bool zero;                /* W is all zero */
-    float *w;                 /* [k][n] the weights */
+    /* NULL with a device, which has them: */
+    float *w;       /* [k][n] the weights */
     float *t;       /* [k][n] rotated targets; after LDLQ the codes' values; then decoded W */
-    float *r;       /* [k][n] rotated weights; then H W; NULL with a device */
+    float *r;       /* [k][n] rotated weights; then H W */
     float *l;       /* [k][k] L, then scratch of the refit; NULL where neither is needed */
     float *su, *sv; /* [k], [n] */
     double *row_ms; /* [k] mean square of the rows of W diag(1/sv) */
@@ -27,7 +28,7 @@ struct kd_exl3_work {
     float *targets;        /* GROUP tiles a worker, ring order */
     uint16_t *states;      /* likewise */
     uint8_t *codes;
-    struct kd_gpu_tensor *device; /* has t, r and l, and a copy of w and H; NULL: all runs here */
+    struct kd_gpu_tensor *device; /* NULL: all runs here */
     double *weighed;              /* [n] with a device: column sums of W o (H W) */
 };
 
@@ -48,10 +49,10 @@ int kd_exl3_scales(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
 /* su / scale and sv as fp16 can hold them (a power of two moves between them where needed). */
 int kd_exl3_round_scales(struct kd_exl3_work *q, double scale, struct kd_err *err) KD_MUST;
 float kd_exl3_f16_round(float x);
-/* out = rotated w (out may not be w). */
-void kd_exl3_rotate(const struct kd_exl3_work *q, float *out);
-/* In place: rotated -> original basis. */
-void kd_exl3_unrotate(const struct kd_exl3_work *q, float *x);
+/* out = rotated w (out may not be w); with a device its own rotated weights, and out is nothing. */
+int kd_exl3_rotate(struct kd_exl3_work *q, float *out, struct kd_err *err) KD_MUST;
+/* q->t: rotated -> original basis. */
+int kd_exl3_unrotate(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
 /* In place, both sides, x: rows x cols, multiples of 128. */
 void kd_exl3_hadamard_2d(const struct kd_run *run, float *x, int64_t rows, int64_t cols);
 
@@ -66,10 +67,9 @@ int kd_exl3_ldlq(struct kd_exl3_work *q, bool feedback, double *mse, struct kd_e
 void kd_exl3_search(const struct kd_exl3_work *q, int worker, const float *targets, int64_t tiles,
                     uint16_t *states);
 
-/* exl3_device.c: q->device where the run has an encoder, with the weights and H. Then of rotate
- * (out may be NULL: nothing comes back) and LDLQ. */
-int kd_exl3_device_open(struct kd_exl3_work *q, struct kd_err *err) KD_MUST;
-int kd_exl3_device_rotate(struct kd_exl3_work *q, float *out, struct kd_err *err) KD_MUST;
+/* exl3_device.c: with an encoder. q->device is opened, with the weights and H; then LDLQ. */
+int kd_exl3_device_load(struct kd_exl3_work *q, const struct kd_mat *w, bool *finite,
+                        struct kd_err *err) KD_MUST;
 int kd_exl3_device_ldlq(struct kd_exl3_work *q, bool feedback, double *mse,
                         struct kd_err *err) KD_MUST;
 

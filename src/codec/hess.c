@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "gpu/encode.h"
 #include "la/la.h"
 
 #include <math.h>
@@ -19,6 +20,7 @@ int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err)
 
 void kd_hess_release(struct kd_hess *h)
 {
+    kd_gpu_square_close(h->shared);
     kd_mem_free(h->h);
     *h = (struct kd_hess){0};
 }
@@ -58,6 +60,13 @@ void kd_hess_close(struct kd_hess *h)
 {
     struct kd_run run = {0};
     kd_la_mirror(&run, h->h, h->k);
+}
+
+int kd_hess_share(const struct kd_run *run, struct kd_hess *h, struct kd_err *err)
+{
+    if (!run->encoder || h->shared || !kd_hess_usable(h, NULL))
+        return 0;
+    return kd_gpu_square_open(&h->shared, run->encoder, h->h, h->k, err);
 }
 
 bool kd_hess_usable(const struct kd_hess *h, double *mean_diag)

@@ -5,12 +5,15 @@
 
 #include "kern/mat.h"
 
+struct kd_gpu_square;
+
 struct kd_hess {
     int64_t k; /* inputs, padded to 128 (surplus rows and columns zero) */
     int64_t k_real;
-    int64_t rows;     /* rows added; h / rows is the mean of x^T x */
-    int64_t bad_rows; /* dropped: not finite */
-    float *h;         /* k x k; only the block-upper part until kd_hess_close */
+    int64_t rows;                 /* rows added; h / rows is the mean of x^T x */
+    int64_t bad_rows;             /* dropped: not finite */
+    float *h;                     /* k x k; only the block-upper part until kd_hess_close */
+    struct kd_gpu_square *shared; /* see kd_hess_share */
 };
 int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err) KD_MUST;
 void kd_hess_release(struct kd_hess *h);
@@ -20,6 +23,10 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
                 struct kd_err *err) KD_MUST;
 /* Mirrors the triangle; after this, read only. */
 void kd_hess_close(struct kd_hess *h);
+/* After the close, for a run with an encoder: a copy on its devices serves all tensors of these
+ * inputs, until kd_hess_release, which comes before the encoder's end. Without an encoder, and
+ * where there is no room for it, nothing. */
+int kd_hess_share(const struct kd_run *run, struct kd_hess *h, struct kd_err *err) KD_MUST;
 /* Whether a quantizer can use it (EXL3 4.3): rows were added and the mean diagonal is finite and at
  * least 1e-20. The mean is over k_real inputs of h / rows. h may be NULL. */
 bool kd_hess_usable(const struct kd_hess *h, double *mean_diag);

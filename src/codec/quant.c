@@ -55,9 +55,10 @@ static int work_open(struct kd_exl3_work *q, struct kd_err *err)
     bool square = here && q->h && (q->spec->recipe.feedback || q->spec->recipe.refit);
     if (!here)
         threads = group = 0;
-    if (kd_mem_new(&q->w, q->k * q->n, sizeof *q->w, what, err) ||
-        kd_mem_new(&q->t, q->k * q->n, sizeof *q->t, what, err) ||
-        kd_mem_new(&q->r, here ? q->k * q->n : 0, sizeof *q->r, what, err) ||
+    int64_t count = here ? q->k * q->n : 0;
+    if (kd_mem_new(&q->w, count, sizeof *q->w, what, err) ||
+        kd_mem_new(&q->t, count, sizeof *q->t, what, err) ||
+        kd_mem_new(&q->r, count, sizeof *q->r, what, err) ||
         kd_mem_new(&q->l, square ? q->k * q->k : 0, sizeof *q->l, what, err) ||
         kd_mem_new(&q->su, q->k, sizeof *q->su, what, err) ||
         kd_mem_new(&q->sv, q->n, sizeof *q->sv, what, err) ||
@@ -73,21 +74,12 @@ static int work_open(struct kd_exl3_work *q, struct kd_err *err)
     return 0;
 }
 
-/* The rotated weights: in out, or on the device (out NULL: only there). */
-static int rotate(struct kd_exl3_work *q, float *out, struct kd_err *err)
-{
-    if (q->device)
-        return kd_exl3_device_rotate(q, out, err);
-    kd_exl3_rotate(q, out);
-    return 0;
-}
-
 static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_err *err)
 {
     const struct kd_recipe *recipe = &q->spec->recipe;
     double drift = 1.0, scale = (double)q->spec->scale_hint;
     bool feedback = q->h && recipe->feedback && !q->zero;
-    if (kd_exl3_device_open(q, err) || kd_exl3_scales(q, err))
+    if (kd_exl3_scales(q, err))
         return -1;
     if (feedback) {
         if (kd_exl3_make_l(q, &out->cholesky_tries, err))
@@ -102,21 +94,15 @@ static int encode(struct kd_exl3_work *q, struct kd_quant_out *out, struct kd_er
     if (q->zero) {
         scale = 1.0;
     } else if (!(scale > 0.0)) {
-        if (rotate(q, q->t, err) || kd_exl3_scale_search(q, drift, &scale, err))
+        if (kd_exl3_rotate(q, q->t, err) || kd_exl3_scale_search(q, drift, &scale, err))
             return -1;
     }
     out->scale = (float)scale;
-    if (kd_exl3_round_scales(q, (double)out->scale, err))
-        return -1;
-    if (rotate(q, q->r, err))
+    if (kd_exl3_round_scales(q, (double)out->scale, err) || kd_exl3_rotate(q, q->r, err))
         return -1;
     if (!q->device)
         memcpy(q->t, q->r, (size_t)(q->k * q->n) * sizeof *q->t);
-    if (kd_exl3_ldlq(q, feedback, &out->mse, err))
-        return -1;
-    if (!q->device)
-        kd_exl3_unrotate(q, q->t);
-    else if (kd_gpu_tensor_unrotate(q->device, q->su, q->sv, err))
+    if (kd_exl3_ldlq(q, feedback, &out->mse, err) || kd_exl3_unrotate(q, err))
         return -1;
     bool refit = q->h && recipe->refit && !q->zero;
     if (refit && kd_exl3_refit(q, err))

@@ -360,7 +360,7 @@ int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
         return -1;
     find_trios(j, w->L.index, trios);
     int rc = check_trios(j, trios, err) || kd_hess_open(&h, j->cfg.latent, err) ||
-             latents(j, w, &h, err);
+             latents(j, w, &h, err) || kd_hess_share(j->run, &h, err);
     struct kd_layer_inputs in = {.T = j->T_hess,
                                  .latent = j->cfg.latent,
                                  .z = (const uint16_t *)(const void *)w->z.data,

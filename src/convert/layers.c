@@ -180,8 +180,10 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
                 rc = kd_hess_add(j->run, &h, x, k, T, err);
         }
         kd_mem_free(x);
-        if (!rc && hess)
+        if (!rc && hess) {
             kd_hess_close(&h);
+            rc = kd_hess_share(j->run, &h, err);
+        }
     }
     if (!rc)
         rc = spread(j, w, g, count, input, hess ? &h : NULL, !there, err);

@@ -46,10 +46,8 @@ static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned 
     n = kd_exl3_pad(n);
     int64_t square = j->recipe.feedback || j->recipe.refit ? 4 * k * k : 0;
     int64_t panels = most(4 * 512 * k, 4 * 128 * n);
-    if (j->run->encoder) /* most of it lies on the device; the refit fetches U */
-        return 8 * k * n + (j->recipe.refit ? 4 * k * k : 0) + 16 * (k + n) +
-               4 * KD_TILE_WEIGHTS * (4 * most(k, n) / KD_TILE + 32) +
-               k * n * (int64_t)rate16 / 128;
+    if (j->run->encoder) /* the rest lies on the device: tiles' energies, sums of LDLQ, codes */
+        return k * n / 32 + k * n / 128 + 64 * (k + n) + k * n * (int64_t)rate16 / 128;
     return 12 * k * n + square + panels + k * n * (int64_t)rate16 / 128 +
            threads_of(j) * (int64_t)kd_trellis_scratch_bytes();
 }
@@ -206,6 +204,13 @@ static int64_t on_device(const struct kd_job *j, const struct kd_out_tensor *t)
     return kd_gpu_tensor_bytes(&s);
 }
 
+/* The experts' shared Hessian, which stays there while each of them is at work. (A trunk tensor's
+ * is its own or shared, never both.) */
+static int64_t latent_on_device(const struct kd_job *j)
+{
+    return hessian(j, j->cfg.latent);
+}
+
 static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert)
 {
     for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
@@ -225,7 +230,7 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
         kd_gpu_encoder_facts(jobs[v].run->encoder, &f);
         device_bytes(&jobs[v], &trunk, &expert);
         int64_t lanes = (lanes_of(&jobs[v]) + f.devices - 1) / f.devices;
-        peak = most(peak, most(trunk, lanes * expert));
+        peak = most(peak, most(trunk, latent_on_device(&jobs[v]) + lanes * expert));
     }
     return peak;
 }
@@ -233,7 +238,10 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
 int64_t kd_job_device_least(const struct kd_job *jobs, int count)
 {
     int64_t least = 0;
-    for (int v = 0; v < count && jobs[v].run->encoder; v++)
-        device_bytes(&jobs[v], &least, &least);
+    for (int v = 0; v < count && jobs[v].run->encoder; v++) {
+        int64_t trunk = 0, expert = 0;
+        device_bytes(&jobs[v], &trunk, &expert);
+        least = most(least, most(trunk, latent_on_device(&jobs[v]) + expert));
+    }
     return least;
 }

@@ -378,7 +378,8 @@ static int load_inputs(struct kd_worker *w, struct kd_client *c, struct kd_input
     if (in->wire.hess.bytes) {
         if (fetch_file(w, c, &in->wire.hess, path, err) || kd_file_map(&m, path, err))
             return -1;
-        rc = kd_wire_hess_get(&in->hess, &in->wire, m.data, err);
+        rc = kd_wire_hess_get(&in->hess, &in->wire, m.data, err) ||
+             kd_hess_share(w->o.run, &in->hess, err);
         kd_map_release(&m);
     }
     if (rc || in->wire.trunk)

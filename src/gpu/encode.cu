@@ -18,6 +18,7 @@ enum {
     ROUND_TILES = 32768, /* tiles of one round at most, unless one row of tiles has more */
     SCALE_ITEMS = 512,   /* of one scale search in one round */
     STAMPS = 4,          /* events of a round */
+    SQUARES_SHARE = 4,   /* shared Hessians may take this part of the memory */
     RESERVE = 512 << 20, /* device memory for searches and rounds */
     TARGETS_SHARED = (KD_ENCODE_SPAN * KD_TILE + KD_TILE * (KD_ENCODE_COLUMNS + 1)) * 4,
     VALUES_SHARED =
@@ -38,6 +39,7 @@ struct kd_encode_device {
     bool started;
     int open;                                      /* tensors on it or waiting for it */
     int64_t budget, used, used_most, next, ticket; /* memory; who waits gets it in order */
+    int64_t held;                                  /* of used, by kd_gpu_square */
     int turns, turns_wanted, searching;            /* held, waited for, held by scale searches */
     int64_t turn_next, turn_ticket;
     double turn_seconds;
@@ -526,12 +528,12 @@ int kd_encode_take_room(struct kd_gpu_encoder *e, struct kd_gpu_tensor *t, struc
     for (int i = 1; i < e->count; i++)
         if (e->dev[i].open < d->open)
             d = &e->dev[i];
-    if (t->bytes > d->budget) {
+    if (t->bytes > d->budget - d->held) {
         rc = kd_fail(err, KD_ENOMEM,
                      "a tensor of %lld x %lld needs %lld bytes of device memory, %s has %lld for "
                      "it: use the CPU (--device cpu)",
                      (long long)t->shape.n, (long long)t->shape.k, (long long)t->bytes,
-                     kd_gpu_facts(d->gpu)->name, (long long)d->budget);
+                     kd_gpu_facts(d->gpu)->name, (long long)(d->budget - d->held));
     } else {
         const int64_t ticket = d->ticket++;
         d->open++;
@@ -562,6 +564,76 @@ void kd_encode_give_room(struct kd_gpu_tensor *t)
     d->open--;
     pthread_cond_broadcast(&d->room);
     pthread_mutex_unlock(&d->owner->lock);
+}
+
+/* Whether all devices have that much; then it is taken. */
+static bool take_for_square(struct kd_gpu_encoder *e, int64_t bytes)
+{
+    bool room = true;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < e->count; i++) {
+        const struct kd_encode_device *d = &e->dev[i];
+        room &= d->held + bytes <= d->budget / SQUARES_SHARE && d->used + bytes <= d->budget;
+    }
+    for (int i = 0; i < e->count && room; i++) {
+        struct kd_encode_device *d = &e->dev[i];
+        d->used += bytes;
+        d->held += bytes;
+        d->used_most = kd_most64(d->used_most, d->used);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return room;
+}
+
+extern "C" int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_encoder *e,
+                                  const float *h, int64_t k, struct kd_err *err)
+{
+    struct kd_gpu_square *s;
+
+    *out = NULL;
+    if (kd_mem_zero(&s, 1, sizeof *s, "a Hessian on a device", err))
+        return -1;
+    s->e = e;
+    s->k = k;
+    s->bytes = 4 * k * k;
+    if (!take_for_square(e, s->bytes)) {
+        kd_mem_free(s);
+        return 0;
+    }
+    for (int i = 0; i < e->count; i++)
+        if (kd_gpu_failed(cudaSetDevice(e->dev[i].gpu->index), err, "choosing the device") ||
+            kd_gpu_failed(cudaMalloc((void **)&s->at[i], (size_t)s->bytes), err,
+                          "device memory for a Hessian") ||
+            kd_gpu_failed(cudaMemcpy(s->at[i], h, (size_t)s->bytes, cudaMemcpyHostToDevice), err,
+                          "copying a Hessian")) {
+            kd_gpu_square_close(s);
+            return -1;
+        }
+    *out = s;
+    return 0;
+}
+
+extern "C" void kd_gpu_square_close(struct kd_gpu_square *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < s->e->count; i++)
+        if (cudaSetDevice(s->e->dev[i].gpu->index) == cudaSuccess)
+            cudaFree(s->at[i]);
+    pthread_mutex_lock(&s->e->lock);
+    for (int i = 0; i < s->e->count; i++) {
+        struct kd_encode_device *d = &s->e->dev[i];
+        d->used -= s->bytes;
+        d->held -= s->bytes;
+        pthread_cond_broadcast(&d->room);
+    }
+    pthread_mutex_unlock(&s->e->lock);
+    kd_mem_free(s);
+}
+
+const float *kd_encode_square_at(const struct kd_gpu_square *s, const struct kd_gpu_tensor *t)
+{
+    return s->at[t->dev - s->e->dev];
 }
 
 extern "C" int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count,

@@ -5,7 +5,7 @@
  *     kd_gpu_encoder_open(&e, index, count, 0, err);
  *     ... in each thread, for each tensor:
  *     kd_gpu_tensor_open(&t, e, &shape, err);              waits until there is memory for it
- *     kd_gpu_tensor_put(t, KD_GPU_WEIGHTS, w, err);
+ *     kd_gpu_tensor_load(t, &w, &finite, err);
  *     kd_gpu_tensor_rotate(t, su, sv, err);                every call waits until it is done
  *     kd_gpu_tensor_ldlq(t, &job, err);
  *     kd_gpu_tensor_close(t);
@@ -16,13 +16,11 @@
 #ifndef KD_GPU_ENCODE_H
 #define KD_GPU_ENCODE_H
 
-#include "base/err.h"
-#include "num/trellis_step.h"
-
-#include <stdbool.h>
+#include "gpu/product.h"
 
 struct kd_gpu_encoder;
 struct kd_gpu_tensor;
+struct kd_gpu_square;
 
 enum { KD_GPU_ENCODE_DEVICES = 16, KD_GPU_ENCODE_POINTS = 16 };
 
@@ -43,13 +41,21 @@ struct kd_gpu_encoder_facts {
 };
 void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f);
 
+/* A Hessian [k][k], whole, on every device, for the tensors that share it. *out NULL without an
+ * error: it would take too much of their memory, so each has its own. Closed when no tensor uses
+ * it. */
+int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_encoder *e, const float *h,
+                       int64_t k, struct kd_err *err) KD_MUST;
+void kd_gpu_square_close(struct kd_gpu_square *s);
+
 /* Inputs and outputs padded to multiples of 128. */
 struct kd_gpu_tensor_shape {
     int64_t k, n;
     struct kd_rate rate;
     enum kd_codebook cb;
     int seam;
-    bool square; /* it has a Hessian or an L */
+    bool square;                         /* it has a Hessian or an L */
+    const struct kd_gpu_square *hessian; /* NULL: its own */
 };
 /* Device memory of one tensor. */
 int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s);
@@ -60,16 +66,22 @@ void kd_gpu_tensor_close(struct kd_gpu_tensor *t);
 
 /* Matrices on the device. */
 enum kd_gpu_part {
-    KD_GPU_HESSIAN, /* [k][k], whole */
-    KD_GPU_L,       /* [k][k] */
-    KD_GPU_WEIGHTS, /* [k][n] */
-    KD_GPU_ROTATED, /* [k][n], the weights in the basis of the codes */
-    KD_GPU_VALUES   /* [k][n], what the codes stand for */
+    KD_GPU_PART_HESSIAN, /* [k][k], whole; its own */
+    KD_GPU_PART_L,       /* [k][k] */
+    KD_GPU_PART_WEIGHTS, /* [k][n] */
+    KD_GPU_PART_ROTATED, /* [k][n], the weights in the basis of the codes */
+    KD_GPU_PART_VALUES   /* [k][n], what the codes stand for */
 };
 int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *from,
                       struct kd_err *err) KD_MUST;
-int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
-                      struct kd_err *err) KD_MUST;
+/* WEIGHTS = a matrix of F32, BF16 or MXFP4, transposed, with zeros up to k and n. */
+int kd_gpu_tensor_load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w, bool *finite,
+                       struct kd_err *err) KD_MUST;
+/* Sums of squares of WEIGHTS in double: of each column over ascending rows [n]; of each row over
+ * ascending columns, divided by sv before (a column with 0 is left out) [k]. */
+int kd_gpu_tensor_columns(struct kd_gpu_tensor *t, double *sum, struct kd_err *err) KD_MUST;
+int kd_gpu_tensor_rows(struct kd_gpu_tensor *t, const float *sv, double *sum,
+                       struct kd_err *err) KD_MUST;
 
 /* ROTATED = WEIGHTS in the basis of the codes (codec/exl3_basis.c), su [k], sv [n]. */
 int kd_gpu_tensor_rotate(struct kd_gpu_tensor *t, const float *su, const float *sv,
@@ -95,11 +107,14 @@ struct kd_gpu_ldlq {
 int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *job,
                        struct kd_err *err) KD_MUST;
 
-/* Squared errors of every stride-th of some sample tiles at a few scales, in units of the samples:
- * sum[i] for scale[i], in the order of codec/exl3_scale.c. */
+/* The scale search. Sums of squares of ROTATED's tiles, row by row in double; then some of them
+ * times drift as the sample; then squared errors of every stride-th tile of the sample at a few
+ * scales, in units of the sample: sum[i] for scale[i], in the order of codec/exl3_scale.c. */
+int kd_gpu_tensor_energy(struct kd_gpu_tensor *t, double *energy, struct kd_err *err) KD_MUST;
+int kd_gpu_tensor_sample(struct kd_gpu_tensor *t, const int64_t *pick, int64_t tiles, double drift,
+                         struct kd_err *err) KD_MUST;
 struct kd_gpu_scale {
-    const float *sample; /* [tiles][256] in ring order */
-    int64_t tiles, stride;
+    int64_t stride;
     int points; /* at most KD_GPU_ENCODE_POINTS */
     const double *scale;
     double *sum; /* out */
@@ -111,7 +126,7 @@ int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *job,
  * codec/exl3_refit.c. */
 /* ROTATED = HESSIAN WEIGHTS; dot[c]: of column c of both. */
 int kd_gpu_tensor_weigh(struct kd_gpu_tensor *t, double *dot, struct kd_err *err) KD_MUST;
-/* quad[c] = x^T HESSIAN x for column c of VALUES. Destroys WEIGHTS, as what follows. */
+/* quad[c] = x^T HESSIAN x for column c of VALUES. */
 int kd_gpu_tensor_quads(struct kd_gpu_tensor *t, double *quad, struct kd_err *err) KD_MUST;
 /* Of VALUES and ROTATED: column[c], or row[i] (the other one NULL). */
 int kd_gpu_tensor_dots(struct kd_gpu_tensor *t, double *column, double *row,
@@ -121,5 +136,11 @@ int kd_gpu_tensor_stretch(struct kd_gpu_tensor *t, const float *rows, const floa
                           struct kd_err *err) KD_MUST;
 /* L = (VALUES VALUES^T) o HESSIAN, on and above the diagonal, which goes to diagonal [k]. */
 int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, struct kd_err *err) KD_MUST;
+
+/* rhs [k] <- (U^T U)^-1 rhs, U in L after kd_gpu_tensor_cholesky. */
+int kd_gpu_tensor_solve(struct kd_gpu_tensor *t, float *rhs, struct kd_err *err) KD_MUST;
+/* VALUES = WEIGHTS - VALUES; sums of squares of the rows of WEIGHTS and of that [k]. */
+int kd_gpu_tensor_error(struct kd_gpu_tensor *t, double *power, double *error,
+                        struct kd_err *err) KD_MUST;
 
 #endif

@@ -65,13 +65,22 @@ struct kd_gpu_tensor {
     double turn_began;
     int64_t bytes;
     unsigned char *memory;
-    float *h, *l;            /* [k][k], NULL unless square */
+    const float *h;          /* [k][k], NULL unless square; of kd_gpu_square or its own */
+    float *own, *l;          /* [k][k], likewise */
     float *w, *r, *t;        /* [k][n]: kd_gpu_part */
+    float *spare;            /* [k][n], NULL unless square */
     float *e, *left, *right; /* [128][n]; [longest of k, n] */
     float *sample;
+    int64_t samples; /* tiles of it */
     uint8_t *codes;
     double *sum, *scale;
-    int32_t *bad; /* see kd_la_diagonal */
+    int32_t *bad; /* see kd_la_diagonal, kd_la_load */
+};
+
+struct kd_gpu_square {
+    struct kd_gpu_encoder *e;
+    int64_t k, bytes;
+    float *at[KD_GPU_ENCODE_DEVICES];
 };
 
 struct kd_encode_job {
@@ -84,6 +93,10 @@ struct kd_encode_job {
     int rc;
 };
 
+/* Tiles that a sample of the scale search may have. */
+int64_t kd_encode_samples(const struct kd_gpu_tensor_shape *s);
+/* On the tensor's device. */
+const float *kd_encode_square_at(const struct kd_gpu_square *s, const struct kd_gpu_tensor *t);
 /* Hands a job in and waits for its end. */
 int kd_encode_run(struct kd_encode_job *j, struct kd_err *err);
 /* t->bytes of a device, which becomes t's; waits. */

@@ -11,14 +11,64 @@ static int up(const struct kd_gpu_tensor *t, float *to, const float *from, int64
     return kd_gpu_tensor_copy(t, to, from, 4 * count, cudaMemcpyHostToDevice, err);
 }
 
-/* After kernels: whether they started, then `bytes` of what they left, then the end of it all. */
+/* After kernels: whether they started, their end, then `bytes` of what they left. (A copy into
+ * ordinary memory waits too, but awake.) */
 static int down(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
                 struct kd_err *err)
 {
-    if (kd_gpu_failed(cudaGetLastError(), err, "encoding") ||
-        (bytes && kd_gpu_tensor_copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err)))
+    if (kd_gpu_failed(cudaGetLastError(), err, "encoding") || kd_gpu_tensor_settle(t, err))
         return -1;
-    return kd_gpu_tensor_settle(t, err);
+    return bytes && (kd_gpu_tensor_copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err) ||
+                     kd_gpu_tensor_settle(t, err))
+               ? -1
+               : 0;
+}
+
+/* Rows of `width` bytes, `ld` apart, close together into `to`. */
+static int up_rows(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t ld,
+                   int64_t width, int64_t rows, struct kd_err *err)
+{
+    if (ld == width)
+        return kd_gpu_tensor_copy(t, to, from, width * rows, cudaMemcpyHostToDevice, err);
+    return kd_gpu_failed(cudaMemcpy2DAsync(to, (size_t)width, from, (size_t)ld, (size_t)width,
+                                           (size_t)rows, cudaMemcpyHostToDevice, t->stream),
+                         err, "copying a matrix");
+}
+
+template <enum kd_la_stored TYPE>
+static int load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w, int64_t width, int64_t ld,
+                struct kd_err *err)
+{
+    const int64_t k = t->shape.k, n = t->shape.n, scales = (w->cols + 31) / 32;
+    uint8_t *from = (uint8_t *)t->r, *scale = from + width * w->rows;
+    const struct kd_la_load_job j = {from, scale, width, scales, w->rows, w->cols, t->w, n, t->bad};
+
+    if (w->rows > n || w->cols > k)
+        return kd_fail(err, KD_EINVAL, "a matrix of %lld x %lld for a tensor of %lld x %lld",
+                       (long long)w->rows, (long long)w->cols, (long long)n, (long long)k);
+    if (kd_gpu_tensor_here(t, err) ||
+        kd_gpu_failed(cudaMemsetAsync(t->bad, 0, sizeof *t->bad, t->stream), err, "encoding") ||
+        up_rows(t, from, w->data, ld, width, w->rows, err) ||
+        (TYPE == KD_LA_MXFP4 && up_rows(t, scale, w->scale, w->ld_scale, scales, w->rows, err)))
+        return -1;
+    KD_LAUNCH(kd_la_load<TYPE>, k / KD_LA_SIDE * (n / KD_LA_SIDE), KD_LA_THREADS, KD_LA_SIDE_SHARED,
+              t->stream, j);
+    return 0;
+}
+
+extern "C" int kd_gpu_tensor_load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w,
+                                  bool *finite, struct kd_err *err)
+{
+    int32_t bad = 0;
+    int rc = w->type == KD_GPU_MAT_F32    ? load<KD_LA_F32>(t, w, 4 * w->cols, 4 * w->ld, err)
+             : w->type == KD_GPU_MAT_BF16 ? load<KD_LA_BF16>(t, w, 2 * w->cols, 2 * w->ld, err)
+             : w->type == KD_GPU_MAT_MXFP4
+                 ? load<KD_LA_MXFP4>(t, w, (w->cols + 1) / 2, w->ld, err)
+                 : kd_fail(err, KD_EINVAL, "weights of type %d on a device", (int)w->type);
+    if (rc || down(t, &bad, t->bad, sizeof bad, err))
+        return -1;
+    *finite = !bad;
+    return 0;
 }
 
 template <enum kd_la_basis WHAT>
@@ -152,23 +202,67 @@ extern "C" int kd_gpu_tensor_weigh(struct kd_gpu_tensor *t, double *dot, struct 
 
 extern "C" int kd_gpu_tensor_quads(struct kd_gpu_tensor *t, double *quad, struct kd_err *err)
 {
-    return kd_gpu_tensor_here(t, err) || times_hessian(t, t->t, t->w, err) ||
-                   column_dots(t, t->t, t->w, quad, err)
+    return kd_gpu_tensor_here(t, err) || times_hessian(t, t->t, t->spare, err) ||
+                   column_dots(t, t->t, t->spare, quad, err)
                ? -1
                : 0;
+}
+
+static int row_dots(struct kd_gpu_tensor *t, const float *x, const float *y, double *out,
+                    struct kd_err *err)
+{
+    KD_LAUNCH(kd_la_row_dots, t->shape.k / KD_LA_ROWS, KD_LA_THREADS, KD_LA_ROWS_SHARED, t->stream,
+              x, y, t->shape.n, t->sum);
+    return down(t, out, t->sum, 8 * t->shape.k, err);
 }
 
 extern "C" int kd_gpu_tensor_dots(struct kd_gpu_tensor *t, double *column, double *row,
                                   struct kd_err *err)
 {
-    const int64_t k = t->shape.k, n = t->shape.n;
     if (kd_gpu_tensor_here(t, err))
         return -1;
-    if (column)
-        return column_dots(t, t->t, t->r, column, err);
-    KD_LAUNCH(kd_la_row_dots, k / KD_LA_ROWS, KD_LA_THREADS, KD_LA_ROWS_SHARED, t->stream, t->t,
-              t->r, n, t->sum);
-    return down(t, row, t->sum, 8 * k, err);
+    return column ? column_dots(t, t->t, t->r, column, err) : row_dots(t, t->t, t->r, row, err);
+}
+
+extern "C" int kd_gpu_tensor_columns(struct kd_gpu_tensor *t, double *sum, struct kd_err *err)
+{
+    return kd_gpu_tensor_here(t, err) || column_dots(t, t->w, t->w, sum, err) ? -1 : 0;
+}
+
+extern "C" int kd_gpu_tensor_rows(struct kd_gpu_tensor *t, const float *sv, double *sum,
+                                  struct kd_err *err)
+{
+    const int64_t k = t->shape.k, n = t->shape.n;
+    if (kd_gpu_tensor_here(t, err) || up(t, t->right, sv, n, err))
+        return -1;
+    KD_LAUNCH(kd_la_row_ms, k / KD_LA_ROWS, KD_LA_THREADS, KD_LA_MS_SHARED, t->stream, t->w,
+              t->right, n, t->sum);
+    return down(t, sum, t->sum, 8 * k, err);
+}
+
+extern "C" int kd_gpu_tensor_energy(struct kd_gpu_tensor *t, double *energy, struct kd_err *err)
+{
+    const int64_t n = t->shape.n, tiles = t->shape.k / KD_TILE * (n / KD_TILE);
+    if (kd_gpu_tensor_here(t, err))
+        return -1;
+    KD_LAUNCH(kd_la_energy, (tiles + KD_LA_TILE - 1) / KD_LA_TILE, KD_LA_TILE, 0, t->stream, t->r,
+              n, tiles, t->sum);
+    return down(t, energy, t->sum, 8 * tiles, err);
+}
+
+extern "C" int kd_gpu_tensor_sample(struct kd_gpu_tensor *t, const int64_t *pick, int64_t tiles,
+                                    double drift, struct kd_err *err)
+{
+    int64_t *numbers = (int64_t *)t->sum;
+    if (tiles < 1 || tiles > kd_encode_samples(&t->shape))
+        return kd_fail(err, KD_EINVAL, "a scale search over %lld tiles", (long long)tiles);
+    if (kd_gpu_tensor_here(t, err) ||
+        kd_gpu_tensor_copy(t, numbers, pick, 8 * tiles, cudaMemcpyHostToDevice, err))
+        return -1;
+    KD_LAUNCH(kd_la_sample, tiles, KD_LA_THREADS, 0, t->stream, t->r, t->shape.n, numbers, drift,
+              t->sample);
+    t->samples = tiles;
+    return down(t, NULL, NULL, 0, err);
 }
 
 extern "C" int kd_gpu_tensor_stretch(struct kd_gpu_tensor *t, const float *rows,
@@ -186,15 +280,41 @@ extern "C" int kd_gpu_tensor_stretch(struct kd_gpu_tensor *t, const float *rows,
 extern "C" int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, struct kd_err *err)
 {
     const int64_t k = t->shape.k, n = t->shape.n;
-    const struct kd_gpu_tn_job tn = {t->w, t->w, t->l, k, k, k, n, k, k, true, false};
+    const struct kd_gpu_tn_job tn = {t->spare, t->spare, t->l, k, k, k, n, k, k, true, false};
     if (kd_gpu_tensor_here(t, err) ||
         kd_gpu_failed(cudaMemsetAsync(t->l, 0, (size_t)(4 * k * k), t->stream), err, "encoding"))
         return -1;
-    KD_LAUNCH(kd_la_transpose, k / 32 * (n / 32), KD_LA_THREADS, 32 * 33 * 4, t->stream, t->t, k, n,
-              t->w);
+    KD_LAUNCH(kd_la_transpose, k / KD_LA_SIDE * (n / KD_LA_SIDE), KD_LA_THREADS, KD_LA_SIDE_SHARED,
+              t->stream, t->t, k, n, t->spare);
     if (kd_gpu_tn_launch(t->stream, &tn, err))
         return -1;
     KD_LAUNCH(kd_la_times, k, KD_LA_THREADS, 0, t->stream, t->l, t->h, k);
     diagonal_of(t, 0.0f);
     return down(t, diagonal, t->left, 4 * k, err);
+}
+
+extern "C" int kd_gpu_tensor_solve(struct kd_gpu_tensor *t, float *rhs, struct kd_err *err)
+{
+    const int64_t k = t->shape.k;
+    const bool held = k <= KD_LA_SOLVE_HELD;
+    if (kd_gpu_tensor_here(t, err) || up(t, t->left, rhs, k, err) ||
+        kd_gpu_failed(cudaFuncSetAttribute((const void *)kd_la_solve,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           KD_LA_SOLVE_SHARED + 4 * KD_LA_SOLVE_HELD),
+                      err, "shared memory for a system"))
+        return -1;
+    KD_LAUNCH(kd_la_solve, 1, KD_LA_SOLVERS, KD_LA_SOLVE_SHARED + (held ? 4 * k : 0), t->stream,
+              t->l, k, t->left, held);
+    return down(t, rhs, t->left, 4 * k, err);
+}
+
+extern "C" int kd_gpu_tensor_error(struct kd_gpu_tensor *t, double *power, double *error,
+                                   struct kd_err *err)
+{
+    const int64_t count = t->shape.k * t->shape.n;
+    if (kd_gpu_tensor_here(t, err) || row_dots(t, t->w, t->w, power, err))
+        return -1;
+    KD_LAUNCH(kd_la_error, (count + KD_LA_THREADS - 1) / KD_LA_THREADS, KD_LA_THREADS, 0, t->stream,
+              t->w, count, t->t);
+    return row_dots(t, t->t, t->t, error, err);
 }

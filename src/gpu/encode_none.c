@@ -58,11 +58,59 @@ int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, const float *
     return no_tensor(err);
 }
 
-int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to, struct kd_err *err)
+int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_encoder *e, const float *h,
+                       int64_t k, struct kd_err *err)
+{
+    (void)e;
+    (void)h;
+    (void)k;
+    *out = NULL;
+    return no_tensor(err);
+}
+
+void kd_gpu_square_close(struct kd_gpu_square *s)
+{
+    (void)s;
+}
+
+int kd_gpu_tensor_load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w, bool *finite,
+                       struct kd_err *err)
 {
     (void)t;
-    (void)p;
-    (void)to;
+    (void)w;
+    *finite = false;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_columns(struct kd_gpu_tensor *t, double *sum, struct kd_err *err)
+{
+    (void)t;
+    (void)sum;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_rows(struct kd_gpu_tensor *t, const float *sv, double *sum, struct kd_err *err)
+{
+    (void)t;
+    (void)sv;
+    (void)sum;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_energy(struct kd_gpu_tensor *t, double *energy, struct kd_err *err)
+{
+    (void)t;
+    (void)energy;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_sample(struct kd_gpu_tensor *t, const int64_t *pick, int64_t tiles, double drift,
+                         struct kd_err *err)
+{
+    (void)t;
+    (void)pick;
+    (void)tiles;
+    (void)drift;
     return no_tensor(err);
 }
 
@@ -157,5 +205,20 @@ int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, struct kd_err *
 {
     (void)t;
     (void)diagonal;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_solve(struct kd_gpu_tensor *t, float *rhs, struct kd_err *err)
+{
+    (void)t;
+    (void)rhs;
+    return no_tensor(err);
+}
+
+int kd_gpu_tensor_error(struct kd_gpu_tensor *t, double *power, double *error, struct kd_err *err)
+{
+    (void)t;
+    (void)power;
+    (void)error;
     return no_tensor(err);
 }

@@ -1,47 +1,56 @@
 /* A tensor on a device: where its parts lie, copies, and its jobs for the rounds. */
 #include "gpu/encode_int.cuh"
 
+/* codec/exl3_scale.c's full one. */
+int64_t kd_encode_samples(const struct kd_gpu_tensor_shape *s)
+{
+    return 4 * (kd_most64(s->k, s->n) / KD_TILE) + 32;
+}
+
 /* Where the parts of a tensor lie; t NULL: only the size. */
 static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor *t)
 {
-    const int64_t k = s->k, n = s->n, longer = kd_most64(k, n) / KD_TILE;
-    const int64_t samples = 4 * longer + 32; /* codec/exl3_scale.c's full sample */
+    enum { PARTS = 14 };
+    const int64_t k = s->k, n = s->n, tiles = k / KD_TILE * (n / KD_TILE);
     const int64_t square = s->square ? 4 * k * k : 0, matrix = 4 * k * n;
     const int64_t sums =
-        kd_most64(k / KD_TILE * (n / KD_TILE) / KD_ENCODE_GROUP, KD_GPU_ENCODE_POINTS * samples);
-    void *at[13];
-    const int64_t sizes[13] = {square,
-                               square,
-                               matrix,
-                               matrix,
-                               matrix,
-                               4 * KD_ENCODE_SPAN * n,
-                               4 * kd_most64(k, n),
-                               4 * kd_most64(k, n),
-                               samples * KD_TILE_WEIGHTS * 4,
-                               k / KD_TILE * (n / KD_TILE) * kd_rate_tile_bytes(s->rate),
-                               8 * kd_most64(sums, kd_most64(k, n)),
-                               8 * KD_GPU_ENCODE_POINTS,
-                               4};
+        kd_most64(kd_most64(tiles, kd_most64(k, n)), KD_GPU_ENCODE_POINTS * kd_encode_samples(s));
+    void *at[PARTS];
+    const int64_t sizes[PARTS] = {s->hessian ? 0 : square,
+                                  square,
+                                  matrix,
+                                  matrix,
+                                  matrix,
+                                  s->square ? matrix : 0,
+                                  4 * KD_ENCODE_SPAN * n,
+                                  4 * kd_most64(k, n),
+                                  4 * kd_most64(k, n),
+                                  kd_encode_samples(s) * KD_TILE_WEIGHTS * 4,
+                                  tiles * kd_rate_tile_bytes(s->rate),
+                                  8 * sums,
+                                  8 * KD_GPU_ENCODE_POINTS,
+                                  4};
     int64_t all = 0;
-    for (int i = 0; i < 13; i++) {
+    for (int i = 0; i < PARTS; i++) {
         at[i] = t && sizes[i] ? t->memory + all : NULL;
         all += (sizes[i] + 255) / 256 * 256;
     }
     if (t) {
-        t->h = (float *)at[0];
+        t->own = (float *)at[0];
+        t->h = s->hessian ? kd_encode_square_at(s->hessian, t) : t->own;
         t->l = (float *)at[1];
         t->w = (float *)at[2];
         t->r = (float *)at[3];
         t->t = (float *)at[4];
-        t->e = (float *)at[5];
-        t->left = (float *)at[6];
-        t->right = (float *)at[7];
-        t->sample = (float *)at[8];
-        t->codes = (uint8_t *)at[9];
-        t->sum = (double *)at[10];
-        t->scale = (double *)at[11];
-        t->bad = (int32_t *)at[12];
+        t->spare = (float *)at[5];
+        t->e = (float *)at[6];
+        t->left = (float *)at[7];
+        t->right = (float *)at[8];
+        t->sample = (float *)at[9];
+        t->codes = (uint8_t *)at[10];
+        t->sum = (double *)at[11];
+        t->scale = (double *)at[12];
+        t->bad = (int32_t *)at[13];
     }
     return all;
 }
@@ -70,8 +79,8 @@ int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err)
 static float *part_of(const struct kd_gpu_tensor *t, enum kd_gpu_part p, int64_t *bytes)
 {
     const int64_t k = t->shape.k, n = t->shape.n;
-    float *const at[] = {t->h, t->l, t->w, t->r, t->t};
-    *bytes = 4 * k * (p == KD_GPU_HESSIAN || p == KD_GPU_L ? k : n);
+    float *const at[] = {t->own, t->l, t->w, t->r, t->t};
+    *bytes = 4 * k * (p == KD_GPU_PART_HESSIAN || p == KD_GPU_PART_L ? k : n);
     return at[p];
 }
 
@@ -102,6 +111,9 @@ extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_enco
     if (s->k < 1 || s->n < 1 || s->k % KD_ENCODE_SPAN || s->n % KD_ENCODE_COLUMNS)
         return kd_fail(err, KD_EINVAL, "a tensor of %lld x %lld on a device", (long long)s->k,
                        (long long)s->n);
+    if (s->hessian && (!s->square || s->hessian->k != s->k))
+        return kd_fail(err, KD_EINVAL, "a tensor of %lld inputs and a Hessian of %lld",
+                       (long long)s->k, (long long)s->hessian->k);
     if (kd_mem_zero(&t, 1, sizeof *t, "a tensor on a device", err))
         return -1;
     t->shape = *s;
@@ -157,18 +169,6 @@ extern "C" int kd_gpu_tensor_put(struct kd_gpu_tensor *t, enum kd_gpu_part p, co
                : 0;
 }
 
-extern "C" int kd_gpu_tensor_get(struct kd_gpu_tensor *t, enum kd_gpu_part p, float *to,
-                                 struct kd_err *err)
-{
-    int64_t bytes;
-    const float *from = part_of(t, p, &bytes);
-    return kd_gpu_tensor_here(t, err) ||
-                   kd_gpu_tensor_copy(t, to, from, bytes, cudaMemcpyDeviceToHost, err) ||
-                   kd_gpu_tensor_settle(t, err)
-               ? -1
-               : 0;
-}
-
 extern "C" int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *l,
                                   struct kd_err *err)
 {
@@ -206,17 +206,16 @@ extern "C" int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *l
 extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *s,
                                    struct kd_err *err)
 {
-    const int64_t used = (s->tiles + s->stride - 1) / s->stride;
     struct kd_encode_job j = job_of(t);
     double *sum;
 
-    if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->tiles < 1 ||
-        s->tiles > 4 * (kd_most64(t->shape.k, t->shape.n) / KD_TILE) + 32)
+    if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->stride < 1 || !t->samples)
         return kd_fail(err, KD_EINVAL, "a scale search of %d points over %lld tiles", s->points,
-                       (long long)s->tiles);
+                       (long long)t->samples);
+    const int64_t used = (t->samples + s->stride - 1) / s->stride;
     j.scale = true;
     j.part.groups = (used + KD_ENCODE_GROUP - 1) / KD_ENCODE_GROUP;
-    j.part.tiles = s->tiles;
+    j.part.tiles = t->samples;
     j.part.stride = s->stride;
     j.part.sample = t->sample;
     j.part.scale = t->scale;
@@ -225,8 +224,6 @@ extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_
         return -1;
     int rc =
         kd_gpu_tensor_here(t, err) ||
-        kd_gpu_tensor_copy(t, t->sample, s->sample, s->tiles * KD_TILE_WEIGHTS * 4,
-                           cudaMemcpyHostToDevice, err) ||
         kd_gpu_tensor_copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice, err) ||
         kd_gpu_tensor_settle(t, err) || kd_encode_run(&j, err) ||
         kd_gpu_tensor_copy(t, sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost, err) ||

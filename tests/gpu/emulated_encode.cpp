@@ -9,6 +9,10 @@
 
 #include "gpu/encode_check.h"
 
+extern "C" {
+#include "la/la.h"
+}
+
 static struct kd_kern kern;
 
 int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
@@ -78,7 +82,8 @@ static int hold(const struct check_case *c, int count, int64_t memory_bytes, int
 /* Two threads, the `nth` call of the runtime fails and all after it: both end with its words. */
 static int hold_failure(int64_t nth)
 {
-    static const struct check_case c = {128, 128, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false};
+    static const struct check_case c = {128,   128,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
+                                        false, KD_MAT_F32};
     const struct kd_run cpu = {&kern, NULL, NULL};
     const int index = 0;
     struct kd_gpu_encoder *e;
@@ -117,9 +122,36 @@ static int hold_failure(int64_t nth)
     return bad;
 }
 
+/* A weight that is not finite is found by the device and named as the CPU names it. */
+static int hold_not_finite(void)
+{
+    static const struct check_case c = {128,   100,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
+                                        false, KD_MAT_F32};
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    const int index = 0;
+    struct kd_gpu_encoder *e;
+    struct check_tensor t;
+    struct kd_quant_out got;
+    struct kd_err err, want;
+
+    memset(&t.want, 0, sizeof t.want);
+    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
+        return 1;
+    struct kd_run run = {&kern, NULL, e};
+    t.w[77 * 100 + 5] = INFINITY;
+    t.w[78 * 100 + 4] = NAN;
+    const bool good = check_quantize(&t, &cpu, &got, &want) &&
+                      check_quantize(&t, &run, &got, &err) && err.code == want.code &&
+                      !strcmp(err.msg, want.msg) && strstr(err.msg, "row 77, column 5") != NULL;
+    kd_gpu_encoder_close(e);
+    check_free(&t);
+    return !good;
+}
+
 static int hold_no_room(void)
 {
-    static const struct check_case c = {128, 128, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false};
+    static const struct check_case c = {128,   128,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
+                                        false, KD_MAT_F32};
     const struct kd_run cpu = {&kern, NULL, NULL};
     const int index = 0;
     struct kd_gpu_encoder *e;
@@ -138,14 +170,37 @@ static int hold_no_room(void)
     return !good;
 }
 
+/* Rows longer than a piece; unknowns in shared memory and not. */
+static int hold_solve(bool held)
+{
+    const int64_t k = KD_LA_PIECE + 128;
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    std::vector<float> u((size_t)(k * k)), want((size_t)k), got;
+
+    for (int64_t i = 0; i < k * k; i++)
+        u[(size_t)i] = (float)(0.03 * (kd_rand_unit(1, (uint64_t)i) - 0.5));
+    for (int64_t i = 0; i < k; i++) {
+        u[(size_t)(i * k + i)] = (float)(1 + kd_rand_unit(2, (uint64_t)i));
+        want[(size_t)i] = (float)kd_rand_unit(3, (uint64_t)i);
+    }
+    got = want;
+    kd_la_solve_factored(&cpu, u.data(), k, want.data());
+    KD_LAUNCH(kd_la_solve, 1, KD_LA_SOLVERS, KD_LA_SOLVE_SHARED + (held ? 4 * k : 0), NULL,
+              u.data(), k, got.data(), held);
+    const bool same = !memcmp(want.data(), got.data(), (size_t)(4 * k));
+    if (!same)
+        printf("a system of %lld unknowns is solved differently\n", (long long)k);
+    return !same;
+}
+
 int main(void)
 {
     static const struct check_case all[] = {
-        {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-        {100, 256, 200, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-        {256, 130, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false},
-        {128, 256, 128, 49, KD_CB_3INST, KD_RECIPE_UPSTREAM, true},
-        {128, 128, 64, 125, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
+        {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
+        {100, 256, 200, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4},
+        {256, 130, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false, KD_MAT_BF16},
+        {128, 256, 128, 49, KD_CB_3INST, KD_RECIPE_UPSTREAM, true, KD_MAT_BF16},
+        {128, 128, 64, 125, KD_CB_MCG, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
     };
     enum { COUNT = sizeof all / sizeof *all };
     struct kd_err err;
@@ -159,6 +214,8 @@ int main(void)
     bad += hold(all, 3, 1400 << 10, 2); /* memory for about one tensor at a time */
     for (int64_t nth = 1; nth < 120; nth += nth < 4 ? 1 : 13)
         bad += hold_failure(nth);
+    bad += hold_solve(true) + hold_solve(false);
+    bad += hold_not_finite();
     bad += hold_no_room();
     return bad != 0;
 }

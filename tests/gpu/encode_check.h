@@ -7,6 +7,7 @@ extern "C" {
 #include "base/rand.h"
 #include "codec/quant.h"
 #include "gpu/encode.h"
+#include "num/half.h"
 }
 
 #include <math.h>
@@ -21,12 +22,14 @@ struct check_case {
     unsigned sixteenths;
     enum kd_codebook cb;
     enum kd_recipe_name recipe;
-    bool full; /* the full search of the scale */
+    bool full;               /* the full search of the scale */
+    enum kd_mat_type stored; /* F32 (also when left out), BF16 or MXFP4 */
 };
 
 struct check_tensor {
     struct check_case c;
     std::vector<float> w;
+    std::vector<uint8_t> bytes; /* of other types */
     struct kd_mat mat;
     struct kd_hess h;
     struct kd_quant_spec spec;
@@ -42,6 +45,32 @@ static inline double check_gauss(uint64_t seed, int64_t i)
 static inline void check_complain(const struct kd_err *err)
 {
     fprintf(stderr, "%s\n", err->msg);
+}
+
+/* The weights as another type holds them, with room between the rows. */
+static inline void check_store(struct check_tensor *t)
+{
+    const int64_t rows = t->c.rows, cols = t->c.cols;
+    const bool bf16 = t->c.stored == KD_MAT_BF16;
+    const int64_t ld = bf16 ? cols + 3 : cols / 2 + 16, lds = (cols + 31) / 32 + 1;
+    const int64_t codes = rows * ld * (bf16 ? 2 : 1);
+
+    t->bytes.assign((size_t)(codes + (bf16 ? 0 : rows * lds)), 0x7f);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < cols; i++) {
+            const float w = t->w[(size_t)(r * cols + i)];
+            if (bf16)
+                ((uint16_t *)t->bytes.data())[r * ld + i] = kd_f32_bf16(w);
+            else if (i & 1) /* any code is a weight */
+                t->bytes[(size_t)(r * ld + i / 2)] = (uint8_t)(kd_f32_bits(w) >> 7);
+        }
+    for (int64_t i = 0; !bf16 && i < rows * lds; i++)
+        t->bytes[(size_t)(codes + i)] = (uint8_t)(118 + i % 5);
+    t->mat.type = t->c.stored;
+    t->mat.data = t->bytes.data();
+    t->mat.ld = ld;
+    t->mat.scale = bf16 ? NULL : t->bytes.data() + codes;
+    t->mat.ld_scale = lds;
 }
 
 /* Weights and activations of uneven sizes; the Hessian is that of `tokens` of them. */
@@ -64,6 +93,8 @@ static inline int check_make(struct check_tensor *t, const struct check_case &c,
     t->mat.rows = c.rows;
     t->mat.cols = t->mat.ld = c.cols;
     t->mat.data = t->w.data();
+    if (c.stored == KD_MAT_BF16 || c.stored == KD_MAT_MXFP4)
+        check_store(t);
     memset(&t->spec, 0, sizeof t->spec);
     t->spec.rate = kd_rate_from16(c.sixteenths);
     t->spec.cb = c.cb;
@@ -108,7 +139,8 @@ static inline const char *check_differs(const struct kd_quant_out *a, const stru
                                                                       : NULL;
 }
 
-/* All cases on the CPU, then all at once on the encoder, a thread each; how many differ. */
+/* All cases on the CPU, then all at once on the encoder, a thread each, every other one with a
+ * shared Hessian; how many differ. */
 static inline int check_all(const struct kd_run *cpu, struct kd_gpu_encoder *e,
                             const struct check_case *c, int count)
 {
@@ -124,10 +156,16 @@ static inline int check_all(const struct kd_run *cpu, struct kd_gpu_encoder *e,
             check_complain(&err);
             return 1;
         }
+    const struct kd_run with = {cpu->kern, NULL, e};
+    for (int i = 0; i < count; i += 2)
+        if (t[(size_t)i].c.tokens && kd_hess_share(&with, &t[(size_t)i].h, &err)) {
+            check_complain(&err);
+            return 1;
+        }
     for (int i = 0; i < count; i++)
         threads.emplace_back([&, i] {
             const struct check_tensor *me = &t[(size_t)i];
-            struct kd_run run = {cpu->kern, NULL, e};
+            struct kd_run run = with;
             struct kd_quant_out got;
             struct kd_err why;
             const char *what;

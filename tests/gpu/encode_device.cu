@@ -17,19 +17,19 @@ extern "C" {
 #include <time.h>
 
 static const struct check_case cases[] = {
-    {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {1024, 1024, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {512, 896, 512, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {700, 300, 256, 33, KD_CB_MUL1, KD_RECIPE_DEFAULT, true},
-    {384, 640, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false},
-    {256, 384, 256, 48, KD_CB_3INST, KD_RECIPE_UPSTREAM, true},
-    {256, 256, 256, 64, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
-    {128, 384, 256, 16, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {128, 256, 128, 24, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {256, 128, 128, 80, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {256, 128, 128, 100, KD_CB_MCG, KD_RECIPE_DEFAULT, false},
-    {128, 128, 128, 128, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
-    {1024, 512, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false},
+    {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
+    {1024, 1024, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_BF16},
+    {512, 896, 512, 37, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4},
+    {700, 300, 256, 33, KD_CB_MUL1, KD_RECIPE_DEFAULT, true, KD_MAT_F32},
+    {384, 640, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false, KD_MAT_BF16},
+    {256, 384, 256, 48, KD_CB_3INST, KD_RECIPE_UPSTREAM, true, KD_MAT_MXFP4},
+    {256, 256, 256, 64, KD_CB_MCG, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
+    {128, 384, 256, 16, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_BF16},
+    {128, 256, 128, 24, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4},
+    {256, 128, 128, 80, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
+    {256, 128, 128, 100, KD_CB_MCG, KD_RECIPE_DEFAULT, false, KD_MAT_BF16},
+    {128, 128, 128, 128, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4},
+    {1024, 512, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -131,7 +131,8 @@ static double bare(struct kd_gpu *g, struct kd_rate rate, int64_t tiles)
 /* LDLQ alone: L and weights made of random numbers, as many lanes as wanted. */
 static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
 {
-    const struct kd_gpu_tensor_shape shape = {k, n, kd_rate_from16(32), KD_CB_MUL1, 128, true};
+    const struct kd_gpu_tensor_shape shape = {k,    n,   kd_rate_from16(32), KD_CB_MUL1, 128,
+                                              true, NULL};
     const int64_t tiles = k / 16 * (n / 16);
     std::vector<float> l((size_t)(k * k)), r((size_t)(k * n));
     std::vector<std::thread> threads;
@@ -171,8 +172,8 @@ static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
                     bad[(size_t)i] = 1;
                     return;
                 }
-                if (kd_gpu_tensor_put(t, KD_GPU_L, l.data(), &why) ||
-                    kd_gpu_tensor_put(t, KD_GPU_ROTATED, r.data(), &why) ||
+                if (kd_gpu_tensor_put(t, KD_GPU_PART_L, l.data(), &why) ||
+                    kd_gpu_tensor_put(t, KD_GPU_PART_ROTATED, r.data(), &why) ||
                     kd_gpu_tensor_ldlq(t, &job, &why)) {
                     check_complain(&why);
                     bad[(size_t)i] = 1;
@@ -207,7 +208,7 @@ static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
  * the lane's own thread at work. The first result is held against the CPU's. */
 static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int tensors)
 {
-    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false};
+    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4};
     std::vector<struct kd_quant_out> out((size_t)lanes, kd_quant_out());
     std::vector<double> busy((size_t)lanes);
     std::vector<std::thread> threads;
@@ -222,10 +223,15 @@ static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int 
 
     if (check_make(&t, c, cpu, 77) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
         return 1;
+    const struct kd_run with = {cpu->kern, NULL, e};
     const double began = kd_clock_s();
+    if (kd_hess_share(&with, &t.h, &err)) {
+        check_complain(&err);
+        return 1;
+    }
     for (int i = 0; i < lanes; i++)
         threads.emplace_back([&, i] {
-            struct kd_run run = {cpu->kern, NULL, e};
+            struct kd_run run = with;
             struct kd_quant_spec spec = t.spec;
             struct kd_err why;
             for (int b = 0; b < tensors && !bad[(size_t)i]; b++) {
@@ -245,6 +251,8 @@ static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int 
     const double wall = kd_clock_s() - began, count = (double)lanes * tensors;
     const double tiles = count * (double)(k / 16 * (n / 16));
     kd_gpu_encoder_facts(e, &f);
+    kd_gpu_square_close(t.h.shared);
+    t.h.shared = NULL;
     kd_gpu_encoder_close(e);
     for (double x : busy)
         used += x;
