@@ -2,7 +2,7 @@
 #ifndef KD_CMD_DEVICE_H
 #define KD_CMD_DEVICE_H
 
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 #include "kern/mat.h"
 
 #define KD_OPT_ROW_DEVICE(where)                                                                   \

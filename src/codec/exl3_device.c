@@ -1,5 +1,5 @@
 /* The parts of quantizing a tensor that a device does: same operations, same order, same bits
- * (gpu/encode.h). */
+ * (gpu/encoder.h). */
 #include "codec/exl3_work.h"
 
 #include "base/mem.h"

@@ -5,7 +5,7 @@
 #define KD_CODEC_EXL3_WORK_H
 
 #include "codec/quant.h"
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 
 enum { KD_HAD = 128, KD_LDLQ_SPAN = 128 };
 

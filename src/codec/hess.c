@@ -2,7 +2,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 #include "la/la.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 
 #include <string.h>
 

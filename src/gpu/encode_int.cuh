@@ -3,7 +3,7 @@
 #define KD_GPU_ENCODE_INT_CUH
 
 extern "C" {
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 }
 #include "gpu/device.cuh"
 

@@ -1,5 +1,5 @@
 /* Encoding on a device in a build without CUDA: no encoder is ever open. */
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 #include "gpu/gpu.h"
 
 #include <string.h>

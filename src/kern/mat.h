@@ -39,8 +39,8 @@ struct kd_gpu_encoder;
 /* What a computation runs on. */
 struct kd_run {
     const struct kd_kern *kern;
-    struct kd_pool *pool; /* may be NULL */
-    struct kd_gpu_encoder *encoder; /* devices that encode (gpu/encode.h), or NULL: this CPU */
+    struct kd_pool *pool;           /* may be NULL */
+    struct kd_gpu_encoder *encoder; /* devices that encode (gpu/encoder.h), or NULL: this CPU */
 };
 
 /* y[t*ldy + r] for r < w->rows. Fails only for lack of memory (EXL3 rotates x into scratch). */

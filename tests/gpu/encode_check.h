@@ -6,7 +6,7 @@
 extern "C" {
 #include "base/rand.h"
 #include "codec/quant.h"
-#include "gpu/encode.h"
+#include "gpu/encoder.h"
 #include "num/half.h"
 }
 

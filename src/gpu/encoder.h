@@ -13,8 +13,8 @@
  *
  * Threads: an encoder serves any number; a tensor belongs to one. Once a device has failed, every
  * call returns its error. A build without CUDA has the same functions; they find no device. */
-#ifndef KD_GPU_ENCODE_H
-#define KD_GPU_ENCODE_H
+#ifndef KD_GPU_ENCODER_H
+#define KD_GPU_ENCODER_H
 
 #include "gpu/product.h"
 
