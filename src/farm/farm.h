@@ -14,9 +14,9 @@
 #ifndef KD_FARM_FARM_H
 #define KD_FARM_FARM_H
 
-#include "farm/encode.h"
 #include "farm/home.h"
 #include "farm/ledger.h"
+#include "farm/task.h"
 
 struct kd_farm;
 

@@ -1,9 +1,9 @@
-/* What is asked of a unit before it counts: see encode.h. Its checks are for accidents (a device
+/* What is asked of a unit before it counts: see task.h. Its checks are for accidents (a device
  * that computes wrong, memory that flips), not for lies. */
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/rand.h"
-#include "farm/encode.h"
+#include "farm/task.h"
 
 #include <math.h>
 #include <string.h>

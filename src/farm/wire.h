@@ -23,8 +23,8 @@
 #define KD_FARM_WIRE_H
 
 #include "base/json.h"
-#include "farm/encode.h"
 #include "farm/ledger.h"
+#include "farm/task.h"
 
 enum { KD_WIRE_PROTOCOL = 2, KD_WIRE_PART = 32 << 20, KD_WIRE_JOBS_MAX = 16 };
 /* The answer to PUT at/... whose file does not show: send it. */

@@ -7,7 +7,7 @@
 #ifndef KD_FARM_WORKER_H
 #define KD_FARM_WORKER_H
 
-#include "farm/encode.h"
+#include "farm/task.h"
 
 enum { KD_WORKER_LANES = 32 };
 

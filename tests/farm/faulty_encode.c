@@ -5,9 +5,9 @@
  *   crash     dies there
  *   drift     fails like a device there, and computes otherwise from then on
  *   slow      takes KONDENSE_TEST_FAULT_MS more for each expert
- * Stands in for src/farm/encode.c in the program kondense_faulty. */
+ * Stands in for src/farm/task.c in the program kondense_faulty. */
 #include "base/hash.h"
-#include "farm/encode.h"
+#include "farm/task.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #define KD_TEST_FARM_UTIL_H
 
 #include "base/rand.h"
-#include "farm/encode.h"
+#include "farm/task.h"
 
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
  *
  * labels: heavy */
 #include "base/hash.h"
-#include "farm/encode.h"
+#include "farm/task.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

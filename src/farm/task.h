@@ -1,8 +1,8 @@
 /* One job from its inputs to the bytes of its unit, an expert or a tensor of the trunk: what a
  * conversion on one machine, a worker and the coordinator's checks all call, so that nobody can
  * compute anything else. */
-#ifndef KD_FARM_ENCODE_H
-#define KD_FARM_ENCODE_H
+#ifndef KD_FARM_TASK_H
+#define KD_FARM_TASK_H
 
 #include "base/buf.h"
 #include "codec/expert.h"

@@ -1,4 +1,4 @@
-#include "farm/encode.h"
+#include "farm/task.h"
 
 #include <string.h>
 
