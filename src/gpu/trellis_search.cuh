@@ -457,19 +457,58 @@ KD_DEV int walk_sum(const walk_step &q, unsigned cost, unsigned y)
         cost = cost < CAP ? cost - 0x6400u : (unsigned)KD_SEARCH_CAP;
     return kd_search_add((int)cost, (int)value_in<CB>(q.grid, y << (16 - q.free) | q.known) - q.w);
 }
-/* The best of the 2^C branches into each of the out-edges, the lowest among equals. A group of
- * lanes shares the branches of an edge. All loads come first, since the costs that were kept are
- * far away. */
-template <int C, bool FIRST, kd_codebook CB, int EDGES>
-KD_DEV void walk_position(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
+template <int EDGES>
+KD_DEV void walk_end(tile_shared<EDGES> *s, const walk_step &q, unsigned x, int cost, unsigned at,
+                     uint8_t *branch)
 {
-    constexpr unsigned BRANCHES = 1u << C, GROUP = C < 5 ? BRANCHES : 32, EACH = BRANCHES / GROUP,
+    branch[x] = (uint8_t)at;
+    s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
+}
+
+/* Up to 3 bits: a thread has all branches of an edge, of several where it can. */
+template <int C, bool FIRST, kd_codebook CB, int EDGES>
+KD_DEV void walk_alone(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
+{
+    constexpr unsigned BRANCHES = 1u << C;
+    constexpr unsigned MANY = !FIRST ? 1 : C == 1 ? 4 : C == 2 ? 2 : 1;
+#pragma unroll 1
+    for (unsigned x0 = (unsigned)lane; x0 < q.edges; x0 += MANY * KD_GPU_WALKERS) {
+        unsigned cost[MANY][BRANCHES];
+#pragma unroll
+        for (unsigned m = 0; m < MANY; m++)
+#pragma unroll
+            for (unsigned b = 0; b < BRANCHES; b++)
+                if (x0 + m * KD_GPU_WALKERS < q.edges)
+                    cost[m][b] = walk_before<FIRST>(s, q, b * q.edges + x0 + m * KD_GPU_WALKERS);
+#pragma unroll
+        for (unsigned m = 0; m < MANY; m++) {
+            const unsigned x = x0 + m * KD_GPU_WALKERS;
+            int best = KD_SEARCH_CAP + 1;
+            unsigned at = BRANCHES - 1;
+            if (x >= q.edges)
+                continue;
+#pragma unroll
+            for (unsigned b = 0; b < BRANCHES; b++) {
+                int sum = walk_sum<FIRST, CB>(q, cost[m][b], b * q.edges + x);
+                at = sum < best ? b : at;
+                best = sum < best ? sum : best;
+            }
+            walk_end(s, q, x, best, at, branch);
+        }
+    }
+}
+
+/* From 4 bits on, where there are fewer edges than lanes: a group of lanes shares an edge's
+ * branches. */
+template <int C, bool FIRST, kd_codebook CB, int EDGES>
+KD_DEV void walk_shared(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
+{
+    constexpr unsigned BRANCHES = 1u << C, GROUP = C == 4 ? 16 : 32, EACH = BRANCHES / GROUP,
                        SLOTS = KD_GPU_WALKERS / GROUP,
-                       MANY = !FIRST             ? 2
-                              : C <= 2 || C == 5 ? 8
-                              : C == 3           ? 4
-                              : C == 4           ? 2
-                                                 : 1,
+                       MANY = !FIRST   ? 1
+                              : C == 5 ? 8
+                              : C == 4 ? 2
+                                       : 1,
                        NONE_LEFT = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
     const unsigned b0 = (unsigned)lane % GROUP, slot = (unsigned)lane / GROUP;
 
@@ -504,13 +543,21 @@ KD_DEV void walk_position(tile_shared<EDGES> *s, const walk_step &q, int lane, u
                 unsigned other = kd_shuffle_xor(best, (int)d);
                 best = other < best ? other : best;
             }
-            if (b0 == 0 && x < q.edges) {
-                const int sum = (int)(best >> 8);
-                branch[x] = (uint8_t)best;
-                s->walk[x] = (uint16_t)(sum < KD_SEARCH_CAP ? sum - q.low : (int)KD_SEARCH_CAP);
-            }
+            if (b0 == 0 && x < q.edges)
+                walk_end(s, q, x, (int)(best >> 8), best & 255u, branch);
         }
     }
+}
+
+/* The best of the 2^C branches into each of the out-edges, the lowest among equals. All loads come
+ * first, since the costs that were kept are far away. */
+template <int C, bool FIRST, kd_codebook CB, int EDGES>
+KD_DEV void walk_position(tile_shared<EDGES> *s, const walk_step &q, int lane, uint8_t *branch)
+{
+    if constexpr (C <= 3)
+        walk_alone<C, FIRST, CB>(s, q, lane, branch);
+    else
+        walk_shared<C, FIRST, CB>(s, q, lane, branch);
 }
 
 /* One segment, positions first..last, back from the out-edge of `last`; the in-edge of `first`. A
