@@ -182,6 +182,18 @@ static int open_or_remake(struct kd_farm *f, struct kd_err *err)
     return open_ledger(f, err);
 }
 
+/* As many pools as lanes, with the run's threads between them. */
+static int open_lanes(struct kd_farm *f, struct kd_err *err)
+{
+    const int threads = kd_pool_threads(f->o.run->pool), lanes = f->o.lanes;
+    for (int i = 0; i < lanes && lanes > 1; i++) {
+        const int mine = threads / lanes + (i < threads % lanes);
+        if (mine > 1 && kd_pool_open(&f->lane_pool[i], mine, err))
+            return -1;
+    }
+    return 0;
+}
+
 int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_err *err)
 {
     struct kd_farm *f;
@@ -190,12 +202,14 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
         return -1;
     f->o = *o;
     f->o.sample_every = o->sample_every > 0 ? o->sample_every : SAMPLE_EVERY;
+    f->o.lanes = o->lanes < 1 ? 1 : o->lanes > KD_FARM_LANES ? KD_FARM_LANES : o->lanes;
     pthread_mutex_init(&f->ledger_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&f->plan_lock, NULL);
     pthread_cond_init(&f->changed, NULL);
     pthread_rwlock_init(&f->layer_lock, NULL);
-    int rc = kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
+    int rc = open_lanes(f, err) || kd_home_random(f->incarnation, 16, err) ||
+             open_or_remake(f, err);
     if (!rc && o->home) {
         rc = kd_farm_canary(o->run, f->canary, err) || kd_coord_open(f, err);
         if (!rc && pthread_create(&f->reaper, NULL, reap, f))
@@ -291,6 +305,8 @@ void kd_farm_close(struct kd_farm *f, const char *state)
     else if (state && f->o.home && sum_up(f, &err))
         kd_log(KD_LOG_WARN, "farm", "msg=\"no report\" why=\"%s\"", err.msg);
     kd_ledger_close(&f->ledger);
+    for (int i = 0; i < KD_FARM_LANES; i++)
+        kd_pool_close(f->lane_pool[i]);
     pthread_rwlock_destroy(&f->layer_lock);
     pthread_cond_destroy(&f->changed);
     pthread_mutex_destroy(&f->lock);
@@ -550,16 +566,13 @@ static void *lane_main(void *arg)
  * large and few: one after the other, with the whole pool. */
 static int start_lanes(struct kd_farm *f, bool trunk, struct lane *lane)
 {
-    int count = trunk || f->o.lanes < 1      ? 1
-                : f->o.lanes > KD_FARM_LANES ? KD_FARM_LANES
-                                             : f->o.lanes;
-    int made = 1;
+    int count = trunk ? 1 : f->o.lanes, made = 1;
     f->lanes_over = false;
     f->disk_full = false;
     for (int i = 0; i < count; i++) {
         lane[i] = (struct lane){.f = f, .run = *f->o.run, .index = i, .count = count};
         if (count > 1)
-            lane[i].run.pool = NULL;
+            lane[i].run.pool = f->lane_pool[i];
     }
     /* Fewer threads than wished only take longer. */
     while (made < count && !f->o.only_workers &&

@@ -27,8 +27,8 @@ struct kd_farm_opts {
     const char *run_id; /* of this conversion: settings and place */
     uint64_t digest;    /* of units */
     const struct kd_run *run;
-    int lanes;             /* experts encoded side by side, a thread each (1): for run->encoder,
-                              which is faster the more there are; at most KD_FARM_LANES */
+    int lanes;             /* experts encoded side by side, among whom the pool's threads are
+                              divided (1); at most KD_FARM_LANES */
     bool (*stopped)(void); /* may be NULL */
     struct kd_farm_rules rules;
     /* With workers: */

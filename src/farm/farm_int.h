@@ -52,6 +52,7 @@ struct kd_farm {
     int64_t serial;                     /* of local claims */
     struct kd_held held[KD_FARM_LANES]; /* each lane's claim; the reaper's thread keeps them */
     bool holds[KD_FARM_LANES];
+    struct kd_pool *lane_pool[KD_FARM_LANES]; /* of more than one lane; NULL: one thread */
     atomic_bool lanes_over, disk_full;
     struct kd_err fatal;
     bool failed;

@@ -34,7 +34,7 @@ struct kd_home_wish {
     const char *url, *listen, *names, *ledger, *share;
     int tokens;
 };
-int kd_home_init(const char *dir, const struct kd_home_wish *w, struct kd_err *err) KD_MUST;
+int kd_home_init(const char *dir, const struct kd_home_wish *o, struct kd_err *err) KD_MUST;
 /* More tokens for a farm that is there: worker.join is written anew with these alone. */
 int kd_home_more(const char *dir, int tokens, struct kd_err *err) KD_MUST;
 int kd_home_open(struct kd_home *h, const char *dir, struct kd_err *err) KD_MUST;

@@ -38,8 +38,9 @@ static double experts(const struct kd_sim *s, enum kd_sim_mode mode, double *bus
     int group = s->group > 0 ? s->group : 1, groups = (s->jobs + group - 1) / group;
     free_at[0] = mode == KD_SIM_EXPERT ? 0 : s->calib_s[0];
     for (int j = 0; j < s->jobs; j++) {
+        int released = j / group + 1; /* groups, when this one is */
         double at = 0, ready = mode == KD_SIM_SERIAL     ? s->calib_s[0]
-                               : mode == KD_SIM_STREAMED ? s->calib_s[0] * (j / group + 1) / groups
+                               : mode == KD_SIM_STREAMED ? s->calib_s[0] * released / groups
                                                          : 0;
         int u = first_done(s, free_at, s->encode_s, with, 1.0 / s->jobs, ready, &at);
         if (u < 0)
