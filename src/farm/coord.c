@@ -472,9 +472,9 @@ static void keep_bad(struct kd_farm *f, const char *id, const struct kd_wire_put
 {
     char path[4096];
     struct kd_err err;
-    if (!f->o.bad_dir || kd_dir_make(f->o.bad_dir, &err))
+    if (!f->bad_dir[0] || kd_dir_make(f->bad_dir, &err))
         return;
-    int n = snprintf(path, sizeof path, "%s/%lld.%lld.%lld.%s.unit", f->o.bad_dir,
+    int n = snprintf(path, sizeof path, "%s/%lld.%lld.%lld.%s.unit", f->bad_dir,
                      (long long)p->layer, (long long)p->expert, (long long)p->attempt, id);
     if (n < (int)sizeof path && kd_file_write(path, data, bytes, &err))
         kd_log(KD_LOG_WARN, "farm", "msg=\"cannot keep a refused unit\" why=\"%s\"", err.msg);

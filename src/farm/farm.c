@@ -201,6 +201,7 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
     if (kd_mem_zero(&f, 1, sizeof *f, "farm", err))
         return -1;
     f->o = *o;
+    snprintf(f->bad_dir, sizeof f->bad_dir, "%s", o->bad_dir ? o->bad_dir : "");
     f->o.sample_every = o->sample_every > 0 ? o->sample_every : SAMPLE_EVERY;
     f->o.lanes = o->lanes < 1 ? 1 : o->lanes > KD_FARM_LANES ? KD_FARM_LANES : o->lanes;
     pthread_mutex_init(&f->ledger_lock, NULL);
@@ -208,8 +209,9 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
     pthread_mutex_init(&f->plan_lock, NULL);
     pthread_cond_init(&f->changed, NULL);
     pthread_rwlock_init(&f->layer_lock, NULL);
-    int rc = open_lanes(f, err) || kd_home_random(f->incarnation, 16, err) ||
-             open_or_remake(f, err);
+    int rc =
+        open_lanes(f, err) || kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
+    f->o.ledger = f->o.run_id = f->o.bad_dir = NULL; /* the caller's, during this call */
     if (!rc && o->home) {
         rc = kd_farm_canary(o->run, f->canary, err) || kd_coord_open(f, err);
         if (!rc && pthread_create(&f->reaper, NULL, reap, f))

@@ -39,6 +39,7 @@ struct kd_farm_opts {
     int64_t layers;             /* of the model, for the report */
     int64_t sample_every;       /* one unit in this many is encoded again (64); 1: all */
 };
+/* ledger, run_id and bad_dir are copied, all else outlives the farm. */
 int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_err *err) KD_MUST;
 /* state: "done", "stopped", or NULL: leaves what is there. */
 void kd_farm_close(struct kd_farm *f, const char *state);

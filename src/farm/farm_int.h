@@ -59,6 +59,7 @@ struct kd_farm {
     int64_t unit_bytes_max;
     double disk_said;
     char disk_path[4096]; /* of some unit: where the room is needed */
+    char bad_dir[4096];   /* "": refused units are not kept */
     /* workers */
     const char *hosts[KD_HOME_NAMES_MAX];
     struct kd_srv *srv;

@@ -324,20 +324,19 @@ def full_disk(name, ledger):
         f.worker("a")
         f.until(done(1))
         hog = disk / "hog"
-        with open(hog, "wb") as h:
-            try:
+        try:
+            with open(hog, "wb", buffering=0) as h:
                 while True:
                     h.write(b"x" * 65536)
-                    h.flush()
-            except OSError:
-                pass
+        except OSError:
+            pass
         time.sleep(4 * PACE)
         before = f.status()["jobs_done"]
         time.sleep(2 * PACE)
         assert f.coordinator.poll() is None, f.logs()
         assert f.status()["jobs_done"] <= before + 1
         assert "disk is full" in f.log() + (f.dir / "coordinator.log").read_text(), f.logs()
-        hog.unlink()
+        hog.unlink(missing_ok=True)
         f.finish(240)
     finally:
         for p in ("a",):
