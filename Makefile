@@ -1,11 +1,12 @@
 # Front door. Each target is a preset of CMakePresets.json or a script of tools/.
 #   make          the program, at build/kondense      make demo    the whole job on a small model
 #   make test     build and run the tests             make full    sanitizers, fuzzing, ARM, long tests
+#   make gpu      the program with CUDA
 .DEFAULT_GOAL := all
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 CTEST := ctest --output-on-failure --no-tests=error --no-label-summary -j $(JOBS)
 FUZZ_SECONDS ?= 60
-.PHONY: all packages demo test long farm-long soak api full debug asan tsan fuzz arm cuda lint tidy format man clean
+.PHONY: all gpu packages demo test long farm-long soak api full debug asan tsan fuzz arm cuda lint tidy format man clean
 
 define build
 	@sh tools/configure.sh $(1)
@@ -15,6 +16,13 @@ endef
 all:
 	$(call build,release,kondense)
 	@ln -sfn release/kondense build/kondense
+
+# The program with CUDA, for the device architectures of cmake/cuda.cmake.
+gpu:
+	@PATH=$$PATH:/usr/local/cuda/bin; export PATH; \
+	command -v nvcc >/dev/null || { echo "make gpu: nvcc is not installed (CUDA 13)" >&2; exit 1; }; \
+	sh tools/packages.sh build && sh tools/configure.sh cuda && \
+	cmake --build build/cuda -j $(JOBS) --target kondense && ln -sfn cuda/kondense build/kondense
 
 packages:
 	@sh tools/packages.sh build test
