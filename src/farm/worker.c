@@ -495,14 +495,22 @@ static void *uploader(void *arg)
     return NULL;
 }
 
-/* One of several lanes has no pool: they are the threads. Tensors of the trunk are large and few:
- * one after the other, with the whole pool. */
-static int encode(struct kd_worker *w, struct kd_work *k, const struct kd_farm_task *t,
+/* One of several lanes. */
+struct lane {
+    struct kd_worker *w;
+    int index;
+    pthread_t thread;
+};
+
+/* The run's threads are shared out among several lanes. Tensors of the trunk are large and few: one
+ * after the other, with the whole pool. */
+static int encode(const struct lane *lane, struct kd_work *k, const struct kd_farm_task *t,
                   struct kd_buf *unit, struct kd_err *err)
 {
+    struct kd_worker *w = lane->w;
     struct kd_run run = *w->o.run;
     if (w->o.lanes > 1 && !t->trunk)
-        run.pool = NULL;
+        run.pool = w->lane_pool[lane->index];
     if (w->o.lanes > 1 && t->trunk)
         pthread_mutex_lock(&w->trunk);
     int rc = kd_farm_encode(&run, &k->inputs->in, t, unit, err);
@@ -512,13 +520,14 @@ static int encode(struct kd_worker *w, struct kd_work *k, const struct kd_farm_t
 }
 
 /* The canary once more: a machine that has begun to compute otherwise ends itself. */
-static void ask_canary(struct kd_worker *w)
+static void ask_canary(const struct lane *lane)
 {
+    struct kd_worker *w = lane->w;
     struct kd_run run = *w->o.run;
     struct kd_err err;
     char sha[65];
-    if (w->o.lanes > 1) /* another lane may have the pool */
-        run.pool = NULL;
+    if (w->o.lanes > 1)
+        run.pool = w->lane_pool[lane->index];
     if (kd_farm_canary(&run, sha, &err)) {
         kd_wrap(&err, "the canary failed");
         kd_worker_fatal(w, &err);
@@ -532,8 +541,9 @@ static void ask_canary(struct kd_worker *w)
 }
 
 /* Encodes one job; a failure is the job's (arithmetic) or the worker's (memory). */
-static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
+static void run_one(const struct lane *lane, struct kd_client *c, struct kd_work *k)
 {
+    struct kd_worker *w = lane->w;
     struct kd_farm_task t = {.expert = k->job.expert,
                              .hess = k->inputs->wire.hess.bytes ? &k->inputs->hess : NULL,
                              .plain_won = k->job.plain_won,
@@ -545,7 +555,7 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
     kd_buf_init(&unit, 0);
     if (kd_wire_weights_get(&t, &k->inputs->wire, &k->job, (const uint8_t *)k->weights.data,
                             (int64_t)k->weights.size_bytes, &err) ||
-        encode(w, k, &t, &unit, &err)) {
+        encode(lane, k, &t, &unit, &err)) {
         kd_buf_release(&unit);
         kd_log(KD_LOG_WARN, "worker", "layer=%lld expert=%lld why=\"%s\"", (long long)k->layer,
                (long long)k->job.expert, err.msg);
@@ -553,7 +563,7 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
                 err.code == KD_ENOMEM || err.code == KD_EGPU ? KD_FAIL_DEVICE : KD_FAIL_MATH,
                 err.msg);
         if (err.code == KD_EGPU)
-            ask_canary(w);
+            ask_canary(lane);
         return;
     }
     pthread_mutex_lock(&w->lock);
@@ -566,7 +576,7 @@ static void run_one(struct kd_worker *w, struct kd_client *c, struct kd_work *k)
     pthread_mutex_unlock(&w->lock);
     kd_progress_add(1, NULL);
     if (due)
-        ask_canary(w);
+        ask_canary(lane);
 }
 
 static void say_leave(struct kd_worker *w, struct kd_client *c)
@@ -587,8 +597,9 @@ static void say_leave(struct kd_worker *w, struct kd_client *c)
 }
 
 /* Encodes until there is no more to do here. In each lane. */
-static void encode_all(struct kd_worker *w, struct kd_client *c)
+static void encode_all(const struct lane *lane, struct kd_client *c)
 {
+    struct kd_worker *w = lane->w;
     for (;;) {
         pthread_mutex_lock(&w->lock);
         struct kd_work *k = oldest(w, KD_WORK_READY);
@@ -603,7 +614,7 @@ static void encode_all(struct kd_worker *w, struct kd_client *c)
         if (!k)
             kd_worker_wait(w, 100);
         else if (!lost)
-            run_one(w, c, k);
+            run_one(lane, c, k);
     }
 }
 
@@ -622,14 +633,15 @@ static void return_rest(struct kd_worker *w, struct kd_client *c)
 
 static void *lane_main(void *arg)
 {
-    struct kd_worker *w = arg;
+    const struct lane *lane = arg;
+    struct kd_worker *w = lane->w;
     struct kd_client *c;
     struct kd_err err;
     if (kd_worker_client(w, &c, 15, &err)) {
         kd_worker_fatal(w, &err);
         return NULL;
     }
-    encode_all(w, c);
+    encode_all(lane, c);
     kd_client_close(c);
     return NULL;
 }
@@ -637,13 +649,15 @@ static void *lane_main(void *arg)
 /* The caller is one of the lanes. Fewer threads than wished only take longer. */
 static void encode_in_lanes(struct kd_worker *w, struct kd_client *c)
 {
-    pthread_t lane[KD_WORKER_LANES];
+    struct lane lane[KD_WORKER_LANES];
     int made = 1;
-    while (made < w->o.lanes && !pthread_create(&lane[made], NULL, lane_main, w))
+    for (int i = 0; i < w->o.lanes; i++)
+        lane[i] = (struct lane){.w = w, .index = i};
+    while (made < w->o.lanes && !pthread_create(&lane[made].thread, NULL, lane_main, &lane[made]))
         made++;
-    encode_all(w, c);
+    encode_all(&lane[0], c);
     while (--made > 0)
-        pthread_join(lane[made], NULL);
+        pthread_join(lane[made].thread, NULL);
     return_rest(w, c);
 }
 
@@ -712,6 +726,18 @@ static int prepare(struct kd_worker *w, int *lock, struct kd_err *err)
                : 0;
 }
 
+/* A pool for each lane, with the run's threads between them. */
+static int open_lanes(struct kd_worker *w, struct kd_err *err)
+{
+    const int threads = kd_pool_threads(w->o.run->pool), lanes = w->o.lanes;
+    for (int i = 0; i < lanes && lanes > 1; i++) {
+        const int mine = threads / lanes + (i < threads % lanes);
+        if (mine > 1 && kd_pool_open(&w->lane_pool[i], mine, err))
+            return -1;
+    }
+    return 0;
+}
+
 int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
 {
     struct kd_worker *w;
@@ -724,7 +750,7 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->trunk, NULL);
     pthread_cond_init(&w->changed, NULL);
-    int rc = prepare(w, &lock, err);
+    int rc = open_lanes(w, err) || prepare(w, &lock, err) ? -1 : 0;
     while (!rc) {
         rc = kd_worker_join(w, err);
         if (rc)
@@ -741,6 +767,8 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
     }
     if (!rc && asked_to_stop(w))
         rc = kd_fail(err, KD_ECANCEL, "stopped; %lld experts were encoded", (long long)w->done);
+    for (int i = 0; i < KD_WORKER_LANES; i++)
+        kd_pool_close(w->lane_pool[i]);
     kd_inputs_drop(w, w->inputs);
     kd_join_release(&w->join);
     pthread_cond_destroy(&w->changed);

@@ -48,7 +48,8 @@ struct kd_worker {
         host[128];
     double beat_s;
     pthread_mutex_t lock;
-    pthread_mutex_t trunk; /* held while a tensor of the trunk has the pool */
+    pthread_mutex_t trunk; /* held while a tensor of the trunk has the whole pool */
+    struct kd_pool *lane_pool[KD_WORKER_LANES]; /* of several lanes; NULL: one thread */
     pthread_cond_t changed;
     struct kd_work work[KD_LEDGER_HELD_MAX];
     struct kd_inputs *inputs; /* of the newest layer */
