@@ -2,6 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +136,14 @@ int64_t kd_mem_resident_peak_bytes(void)
 int64_t kd_mem_available_bytes(void)
 {
     return proc_kib("/proc/meminfo", "MemAvailable") * 1024;
+}
+
+void kd_mem_keep_little(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, NOTED_BYTES);
+    mallopt(M_TRIM_THRESHOLD, 4 * NOTED_BYTES);
+#endif
 }
 
 void kd_mem_fail_nth(int64_t n)

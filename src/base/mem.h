@@ -31,6 +31,10 @@ int64_t kd_mem_anon_bytes(void);
 /* What the machine could still give to a process without swapping, in bytes; 0 where the system
  * does not tell. */
 int64_t kd_mem_available_bytes(void);
+/* From here on a freed block of 256 KiB or more is the system's again at once, in every thread. (By
+ * itself the C library keeps some of them for the thread that had them: memory that is nobody's and
+ * counts all the same, once for each of many threads.) */
+void kd_mem_keep_little(void);
 /* For tests: the n-th allocation from now fails (n >= 1); 0 switches it off. */
 void kd_mem_fail_nth(int64_t n);
 /* Bytes handed out by kd_mem_new and kd_mem_zero and not yet freed, and their highest value. */

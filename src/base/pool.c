@@ -15,9 +15,8 @@ struct kd_pool {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     pthread_t *threads;
-    int thread_count; /* helpers; the caller is one more */
-    uint64_t generation;
-    int busy;
+    int thread_count;    /* helpers; the caller is one more */
+    int wanted, running; /* helpers that may still join the run; that have */
     bool stop;
     void (*fn)(void *ctx, int64_t i, int worker);
     void *ctx;
@@ -49,18 +48,18 @@ static void *helper(void *arg)
     struct start s = *(struct start *)arg;
     kd_mem_free(arg);
     struct kd_pool *p = s.pool;
-    uint64_t seen = 0;
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (!p->stop && p->generation == seen)
+        while (!p->stop && !p->wanted)
             pthread_cond_wait(&p->work, &p->lock);
         if (p->stop)
             break;
-        seen = p->generation;
+        p->wanted--;
+        p->running++;
         pthread_mutex_unlock(&p->lock);
         drain(p, s.worker);
         pthread_mutex_lock(&p->lock);
-        if (!--p->busy)
+        if (!--p->running)
             pthread_cond_signal(&p->done);
     }
     pthread_mutex_unlock(&p->lock);
@@ -153,13 +152,18 @@ void kd_pool_run(struct kd_pool *p, int64_t count, void (*fn)(void *ctx, int64_t
     p->ctx = ctx;
     p->count = count;
     atomic_store(&p->next, 0);
-    p->busy = p->thread_count;
-    p->generation++;
-    pthread_cond_broadcast(&p->work);
+    /* No more helpers than there is work for, and nobody waits for one that comes too late. */
+    p->wanted = count - 1 < p->thread_count ? (int)(count - 1) : p->thread_count;
+    if (p->wanted == p->thread_count)
+        pthread_cond_broadcast(&p->work);
+    else
+        for (int i = 0; i < p->wanted; i++)
+            pthread_cond_signal(&p->work);
     pthread_mutex_unlock(&p->lock);
     drain(p, 0);
     pthread_mutex_lock(&p->lock);
-    while (p->busy)
+    p->wanted = 0;
+    while (p->running)
         pthread_cond_wait(&p->done, &p->lock);
     pthread_mutex_unlock(&p->lock);
 }

@@ -91,7 +91,7 @@ static const struct kd_opt opts[] = {
     KD_REMOTE_OPTS,
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "with --device cuda: experts side by side, each takes memory (one a thread, at most 64)",
+     "experts side by side, each takes memory (as many as keep threads or device busy, at most 64)",
      .min = 1, .max = KD_FARM_LANES},
     KD_OPT_ROW_THREADS(&o.threads),
     {"farm", 0, KD_OPT_STR, &o.farm.url, "URL",
@@ -264,13 +264,6 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
     return 0;
 }
 
-/* Experts side by side: a device is faster the more of them there are. */
-static int lanes(const struct kd_run *run)
-{
-    int64_t n = o.lanes ? o.lanes : kd_pool_threads(run->pool);
-    return !run->encoder ? 1 : n > KD_FARM_LANES ? KD_FARM_LANES : (int)n;
-}
-
 static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count)
 {
     char need[32], have[32];
@@ -282,7 +275,7 @@ static void print_device(const struct kd_run *run, const struct kd_job *jobs, in
     kd_show_bytes(need, sizeof need, most < f.memory_bytes ? most : f.memory_bytes);
     kd_show_bytes(have, sizeof have, f.memory_bytes);
     printf("device: %d x %s, at most %s of the %s free on each; %d lanes\n", f.devices, f.name,
-           need, have, lanes(run));
+           need, have, jobs[0].lanes);
 }
 
 static int check_device(const struct kd_run *run, const struct kd_job *jobs, int count,
@@ -327,6 +320,9 @@ static void print_plan(const struct kd_job *j, int64_t planned)
     printf("  memory           at most %s (%lld bytes), besides pages of mapped files\n", peak,
            (long long)planned);
     printf("  disk             %s while it runs\n", disk);
+    if (j->lanes > 1 && !j->run->encoder)
+        printf("  lanes            %d experts at a time, %.3g threads each\n", j->lanes,
+               (double)kd_pool_threads(j->run->pool) / j->lanes);
     fflush(stdout);
 }
 
@@ -354,7 +350,7 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                         o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
-        w->job[i].lanes = lanes(&w->run);
+        w->job[i].lanes = kd_job_lanes(&w->run, &w->cfg, o.lanes);
         w->jobs++;
         finished += w->job[i].finished && !w->job[i].swept;
     }
@@ -479,7 +475,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         for (int i = 0; i < count; i++) {
             struct kd_job j = {
                 .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
-            j.lanes = lanes(&w->run);
+            j.lanes = kd_job_lanes(&w->run, &w->cfg, o.lanes);
             j.T = w->text.rows * w->text.cols;
             j.block_T = kd_job_block_tokens(&w->text);
             j.recipe = kd_recipe_of(recipe_name());
@@ -501,6 +497,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         return -1;
     if (check_device(&w->run, w->job, w->jobs, err))
         return -1;
+    if (w->job[0].lanes > 1)
+        kd_mem_keep_little();
     w->planned = kd_job_peak_bytes(w->job, w->jobs);
     for (int i = 0; i < w->jobs; i++)
         if (w->job[i].finished)

@@ -11,6 +11,11 @@
 
 /* Tokens that share one decoding of EXL3 codes; (token, expert) pairs of one wave of experts. */
 enum { EXL3_TOKENS = 256, WAVE_PAIRS = 1024, EXPERT_BLOCK_ROWS = 512 };
+/* Tiles that a thread searches at once, and so many such pieces of a row of tiles a thread that its
+ * threads are busy nearly all the time. */
+enum { PIECE_TILES = 4, PIECES = 3 };
+/* What a device's driver takes of the host's memory as kernels are first used and copies staged. */
+enum { DRIVER_BYTES = 64 << 20 };
 
 static int64_t most(int64_t a, int64_t b)
 {
@@ -22,9 +27,29 @@ static int64_t threads_of(const struct kd_job *j)
     return kd_pool_threads(j->run->pool);
 }
 
+int kd_job_lanes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int64_t wish)
+{
+    int64_t threads = kd_pool_threads(run->pool);
+    int64_t narrow = cfg->latent < cfg->moe_inter ? cfg->latent : cfg->moe_inter;
+    int64_t busy = kd_exl3_pad(narrow) / KD_TILE / PIECE_TILES / PIECES, n = wish;
+    if (!cfg->experts)
+        return 1;
+    if (!n)
+        n = run->encoder || busy < 1 ? threads : (threads + busy - 1) / busy;
+    if (!run->encoder && n > threads)
+        n = threads;
+    return n > KD_FARM_LANES ? KD_FARM_LANES : (int)n;
+}
+
 static int64_t lanes_of(const struct kd_job *j)
 {
     return j->lanes > 1 ? j->lanes : 1;
+}
+
+/* Threads of one lane, at most. */
+static int64_t lane_threads(const struct kd_job *j)
+{
+    return (threads_of(j) + lanes_of(j) - 1) / lanes_of(j);
 }
 
 /* Of k inputs, where something that reads them is quantized. */
@@ -40,7 +65,8 @@ static int64_t trunk_hessian(const struct kd_job *j, int64_t k)
 }
 
 /* kd_quant_tensor's working set (codec/quant.c) for a tensor of k inputs and n outputs. */
-static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned rate16)
+static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned rate16,
+                         int64_t threads)
 {
     k = kd_exl3_pad(k);
     n = kd_exl3_pad(n);
@@ -49,7 +75,7 @@ static int64_t quantizer(const struct kd_job *j, int64_t k, int64_t n, unsigned 
     if (j->run->encoder) /* the rest lies on the device: tiles' energies, sums of LDLQ, codes */
         return k * n / 32 + k * n / 128 + 64 * (k + n) + k * n * (int64_t)rate16 / 128;
     return 12 * k * n + square + panels + k * n * (int64_t)rate16 / 128 +
-           threads_of(j) * (int64_t)kd_trellis_scratch_bytes();
+           threads * ((int64_t)kd_trellis_scratch_bytes() + 4 * KD_TILE_WEIGHTS * 6);
 }
 
 /* Rows of `width` floats for a block. */
@@ -134,13 +160,15 @@ static int64_t expert(const struct kd_job *j, unsigned rate16)
 {
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t inter = c->moe_inter, own = hessian(j, inter) * (j->set.weight_routed ? 2 : 1);
+    int64_t threads = lane_threads(j);
     int64_t codes = 2 * kd_exl3_pad(c->latent) * kd_exl3_pad(inter) * (int64_t)rate16 / 128;
     int64_t inner = own + 4 * EXPERT_BLOCK_ROWS * (c->latent + 4 * inter) +
-                    products(lanes_of(j) > 1 ? 1 : threads_of(j), EXPERT_BLOCK_ROWS, c->latent, 1);
-    int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16);
+                    products(threads, EXPERT_BLOCK_ROWS, c->latent, 1);
+    int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16, threads);
     int64_t kept = j->set.recipe == KD_RECIPE_AUTO ? 8 * codes : 0; /* the samples' matrices */
     return hessian(j, c->latent) + kept +
-           lanes_of(j) * most(quantizer(j, c->latent, inter, rate16), codes + most(inner, down));
+           lanes_of(j) *
+               most(quantizer(j, c->latent, inter, rate16, threads), codes + most(inner, down));
 }
 
 /* The layer's vectors and its kv_b, the table of its experts' units. */
@@ -163,8 +191,8 @@ static int64_t layers_peak(const struct kd_job *j)
         if (!t->quantized || t->expert >= 0)
             continue;
         int64_t held = t->layer < 0 ? block(j, c->hidden) : 0;
-        peak =
-            most(peak, hessian(j, t->cols) + most(held, quantizer(j, t->cols, t->rows, t->rate16)));
+        peak = most(peak, hessian(j, t->cols) +
+                              most(held, quantizer(j, t->cols, t->rows, t->rate16, threads_of(j))));
     }
     for (int64_t l = 0; l < c->layers; l++) {
         bool mla = c->mla[l], moe = l >= c->dense_layers;
@@ -189,7 +217,7 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
         /* Each rate keeps its window; none is touched yet when this is asked. */
         held += block(j, j->cfg.hidden * (1 + kd_k3_banks(&j->cfg)));
     }
-    return held + peak;
+    return held + peak + (count && jobs[0].run->encoder ? DRIVER_BYTES : 0);
 }
 
 /* On a device: a tensor of the plan. */

@@ -568,7 +568,7 @@ static void *lane_main(void *arg)
  * large and few: one after the other, with the whole pool. */
 static int start_lanes(struct kd_farm *f, bool trunk, struct lane *lane)
 {
-    int count = trunk ? 1 : f->o.lanes, made = 1;
+    int count = trunk || f->o.lanes < 1 ? 1 : f->o.lanes, made = 1;
     f->lanes_over = false;
     f->disk_full = false;
     for (int i = 0; i < count; i++) {
