@@ -16,6 +16,9 @@ extern "C" {
 #include <stdlib.h>
 #include <time.h>
 
+#include <atomic>
+#include <mutex>
+
 static const struct check_case cases[] = {
     {128, 128, 64, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
     {1024, 1024, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_BF16},
@@ -204,84 +207,128 @@ static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
     return sum;
 }
 
-/* kd_quant_tensor from the Hessian to the figures: every lane its tensors, none but the device and
- * the lane's own thread at work. The first result is held against the CPU's. */
-static int whole(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int tensors)
+/* What lanes share while they quantize `count` tensors, the one with number 0 for the comparison.
+ */
+struct crew {
+    struct kd_run run;
+    const struct check_tensor *t;
+    int count;
+    std::atomic<int> next{0}, bad{0};
+    std::mutex lock;
+    std::vector<double> ended; /* since the start */
+    double began, used_s;
+    struct kd_quant_out first;
+};
+
+static void work(struct crew *c)
 {
-    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4};
-    std::vector<struct kd_quant_out> out((size_t)lanes, kd_quant_out());
-    std::vector<double> busy((size_t)lanes);
+    struct kd_quant_spec spec = c->t->spec;
+    struct kd_err err;
+    struct timespec now;
+
+    for (int i = c->next++; i < c->count && !c->bad; i = c->next++) {
+        struct kd_quant_out out;
+        spec.seed = c->t->spec.seed + (uint64_t)i;
+        if (kd_quant_tensor(&c->run, &c->t->mat, &c->t->h, &spec, &out, &err)) {
+            check_complain(&err);
+            c->bad++;
+            return;
+        }
+        std::lock_guard<std::mutex> one(c->lock);
+        c->ended.push_back(kd_clock_s() - c->began);
+        if (!i)
+            c->first = out;
+        else
+            kd_quant_release(&out);
+    }
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    std::lock_guard<std::mutex> one(c->lock);
+    c->used_s += (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void print_crew(const struct crew *c, int lanes, const struct kd_gpu_encoder_facts *f)
+{
+    const int64_t k = c->t->mat.cols, n = c->t->mat.rows;
+    const double each = (double)(k / 16 * (n / 16)), wall = c->ended.back(), count = c->count;
+    const double rounds = f->targets_s + f->search_s + f->update_s;
+    const size_t from = (size_t)lanes - 1, to = (size_t)(c->count - lanes) - 1;
+
+    printf("quantizing %lld x %lld, K=2, %d lanes: %d tensors in %.3f s, %.0f tiles/s (%.0f with "
+           "the scale searches)",
+           (long long)n, (long long)k, lanes, c->count, wall, each * count / wall,
+           (double)f->tiles / wall);
+    if (to > from && to < c->ended.size())
+        printf("; without start and end %.0f",
+               (double)(to - from) * each / (c->ended[to] - c->ended[from]));
+    printf("\n   %.0f tiles a round, rounds are under way %.1f %% of the time (before the search "
+           "%.2f %%, after it %.2f %%); a tensor is %.3f s at its turn; CPU %.3f s a tensor; "
+           "%lld MiB of the device\n",
+           (double)f->tiles / (double)f->rounds, 100 * rounds / wall, 100 * f->targets_s / rounds,
+           100 * f->update_s / rounds, f->between_s / count, c->used_s / count,
+           (long long)(f->used_bytes >> 20));
+}
+
+/* kd_quant_tensor from the weights to the figures, none but the device and the lanes' own threads
+ * at work; one result against the CPU's. */
+static int whole(struct check_tensor *t, int lanes, int count)
+{
     std::vector<std::thread> threads;
-    std::vector<int> bad((size_t)lanes);
     struct kd_gpu_encoder_facts f;
     struct kd_gpu_encoder *e;
-    struct check_tensor t;
+    struct crew c;
+    struct kd_kern kern;
     struct kd_err err;
     const int index = 0;
-    double used = 0;
-    int sum = 0;
 
-    if (check_make(&t, c, cpu, 77) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
+    if (kd_kern_pick(&kern, &err) || kd_gpu_encoder_open(&e, &index, 1, 0, &err)) {
+        check_complain(&err);
         return 1;
-    const struct kd_run with = {cpu->kern, NULL, e};
-    const double began = kd_clock_s();
-    if (kd_hess_share(&with, &t.h, &err)) {
+    }
+    c.run = {&kern, NULL, e};
+    c.t = t;
+    c.count = count;
+    c.used_s = 0;
+    c.first = kd_quant_out();
+    c.began = kd_clock_s();
+    if (kd_hess_share(&c.run, &t->h, &err)) {
         check_complain(&err);
         return 1;
     }
     for (int i = 0; i < lanes; i++)
-        threads.emplace_back([&, i] {
-            struct kd_run run = with;
-            struct kd_quant_spec spec = t.spec;
-            struct kd_err why;
-            for (int b = 0; b < tensors && !bad[(size_t)i]; b++) {
-                spec.seed = t.spec.seed + (uint64_t)(i * tensors + b);
-                kd_quant_release(&out[(size_t)i]);
-                if (kd_quant_tensor(&run, &t.mat, &t.h, &spec, &out[(size_t)i], &why)) {
-                    check_complain(&why);
-                    bad[(size_t)i] = 1;
-                }
-            }
-            struct timespec now;
-            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-            busy[(size_t)i] = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-        });
+        threads.emplace_back(work, &c);
     for (std::thread &x : threads)
         x.join();
-    const double wall = kd_clock_s() - began, count = (double)lanes * tensors;
-    const double tiles = count * (double)(k / 16 * (n / 16));
     kd_gpu_encoder_facts(e, &f);
-    kd_gpu_square_close(t.h.shared);
-    t.h.shared = NULL;
+    kd_gpu_square_close(t->h.shared);
+    t->h.shared = NULL;
     kd_gpu_encoder_close(e);
-    for (double x : busy)
-        used += x;
-    printf("quantizing %lld x %lld, K=2, %d lanes: %.0f tensors in %.3f s, %.0f tiles/s (%.0f with "
-           "the scale searches); %.0f tiles a round; CPU %.2f s a tensor; %lld MiB of the device\n"
-           "device: rounds %.2f s (%.1f %% of the time), of it before the search %.2f %%, after it "
-           "%.2f %%; a tensor %.3f s at its turn before and after LDLQ\n",
-           (long long)n, (long long)k, lanes, count, wall, tiles / wall, (double)f.tiles / wall,
-           (double)f.tiles / (double)f.rounds, used / count, (long long)(f.used_bytes >> 20),
-           f.targets_s + f.search_s + f.update_s,
-           100 * (f.targets_s + f.search_s + f.update_s) / wall,
-           100 * f.targets_s / (f.targets_s + f.search_s + f.update_s),
-           100 * f.update_s / (f.targets_s + f.search_s + f.update_s), f.between_s / count);
-    t.spec.seed += (uint64_t)(tensors - 1);
-    const double cpu_began = kd_clock_s();
-    if (bad[0] || check_quantize(&t, cpu, &t.want, &err)) {
-        sum = 1;
-    } else {
-        const char *what = check_differs(&t.want, &out[0]);
-        printf("the CPU made one in %.2f s: %s\n", kd_clock_s() - cpu_began,
-               what ? what : "the same bytes");
-        sum += what != NULL;
-        check_free(&t);
+    if (c.bad)
+        return 1;
+    print_crew(&c, lanes, &f);
+    const char *what = check_differs(&t->want, &c.first);
+    printf("   %s\n", what ? what : "the CPU's bytes");
+    kd_quant_release(&c.first);
+    return what != NULL;
+}
+
+/* Some lanes and twice as many. */
+static int whole_twice(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int tensors)
+{
+    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4};
+    struct check_tensor t;
+    struct kd_err err;
+
+    if (check_make(&t, c, cpu, 77))
+        return 1;
+    const double began = kd_clock_s();
+    if (check_quantize(&t, cpu, &t.want, &err)) {
+        check_complain(&err);
+        return 1;
     }
-    for (int i = 0; i < lanes; i++) {
-        sum += bad[(size_t)i];
-        kd_quant_release(&out[(size_t)i]);
-    }
-    return sum;
+    printf("the CPU quantizes one in %.2f s\n", kd_clock_s() - began);
+    const int bad = whole(&t, lanes, lanes * tensors) + whole(&t, 2 * lanes, lanes * tensors);
+    check_free(&t);
+    return bad;
 }
 
 int main(int argc, char **argv)
@@ -309,7 +356,7 @@ int main(int argc, char **argv)
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);
     bad += ldlq(lanes, k, n, 1);
-    bad += whole(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 4);
+    bad += whole_twice(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 4);
     kd_pool_close(pool);
     return bad != 0;
 }
