@@ -9,7 +9,7 @@ using namespace kd_exl3;
 enum {
     PIECE = 64,             /* rows of one launch */
     COUNTERS = 65536,       /* at the start of scratch */
-    SUMS_BYTES = 24 << 10,  /* of a task's sums in shared memory, at most */
+    SUMS_BYTES = 39 << 10,  /* of a task's sums in shared memory, at most */
     SHARED_MOST = 99 << 10, /* what every device gives a block */
     KEYS = KD_GPU_MAT_EXL3 + 2
 };
@@ -17,11 +17,6 @@ enum {
 int most_units(const struct kd_gpu_plan *p)
 {
     return SUMS_BYTES / (4 * ROW_STRIDE * p->rows);
-}
-
-kd_dense_kernel kernel_of(const struct kd_gpu_plan *p, const struct kd_gpu_mat *w)
-{
-    return p->fast ? kd_gpu_dense_fast(p->four) : kd_gpu_dense_values(w->cb == KD_CB_MUL1);
 }
 
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
@@ -50,7 +45,8 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
              int64_t from, int64_t rows, void *scratch, struct kd_err *err)
 {
     const struct kd_gpu_plan p = kd_gpu_plan_of(g, cls, jobs[0].w->cb, rows);
-    dense_args a = {};
+    kd_experts::tasks_args all = {};
+    dense_args &a = all.dense;
     int64_t work = 0, floats = 0, counters = 0, shared = 0;
 
     for (int i = 0; i < count; i++)
@@ -73,7 +69,7 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
         a.tasks += c.chunks * p.groups * j->ranges;
         floats += job_floats(w, rows);
         counters += (int64_t)p.groups * j->w.outs;
-        const int64_t s = shared_bytes(p.rows, c.warps, (units + j->ranges - 1) / j->ranges);
+        const int64_t s = kd_gpu_plan_shared(&p, c.warps, (units + j->ranges - 1) / j->ranges);
         shared = s > shared ? s : shared;
     }
     if (counters > COUNTERS)
@@ -82,10 +78,9 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
     a.rows = (int32_t)rows;
     a.counter = (int32_t *)scratch;
     a.sums = (float *)scratch + COUNTERS;
-    void *arguments[] = {&a};
-    return kd_gpu_launch(g, (const void *)kernel_of(&p, jobs[0].w),
-                         a.tasks < p.slots ? a.tasks : p.slots, 32 * WARPS, shared, arguments,
-                         "a product", err);
+    void *arguments[] = {&all};
+    return kd_gpu_launch(g, (const void *)p.kernel, a.tasks < p.slots ? a.tasks : p.slots,
+                         32 * WARPS, shared, arguments, "a product", err);
 }
 
 /* Jobs of one key share launches. */
@@ -117,12 +112,19 @@ struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum 
     struct kd_gpu_plan p = {};
     int shared = 0;
 
-    p.fast = cls == KD_GPU_FAST && cb == KD_CB_MUL1;
     p.rows = rows < GROUP ? (int)rows : (int)GROUP;
-    p.four = p.rows <= 4;
     p.groups = (int)((rows + GROUP - 1) / GROUP);
+    if (cls != KD_GPU_FAST || cb != KD_CB_MUL1) {
+        p.kernel = kd_gpu_tasks_values(cb == KD_CB_MUL1);
+    } else if (p.rows <= 4) {
+        p.kernel = kd_gpu_tasks_fast4();
+        p.packed = fast<1>::packed;
+    } else {
+        p.kernel = kd_gpu_tasks_fast8();
+        p.packed = fast<2>::packed;
+    }
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
-    const int64_t block = shared_bytes(p.rows, WARPS, most_units(&p)) + 1024;
+    const int64_t block = kd_gpu_plan_shared(&p, WARPS, most_units(&p)) + 1024;
     p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;
     if (g->product_blocks > 0 && g->product_blocks < p.slots)
         p.slots = g->product_blocks;

@@ -10,14 +10,12 @@ extern "C" {
 #include "gpu/product.h"
 }
 
-typedef void (*kd_dense_kernel)(kd_exl3::dense_args);
-typedef void (*kd_experts_kernel)(kd_experts::half_args);
+typedef void (*kd_tasks_kernel)(kd_experts::tasks_args);
 
 /* For up to 4 rows of a task, or 8. */
-kd_dense_kernel kd_gpu_dense_fast(bool four);
-kd_dense_kernel kd_gpu_dense_values(bool mul1);
-kd_experts_kernel kd_gpu_experts_fast(bool four);
-kd_experts_kernel kd_gpu_experts_values(bool mul1);
+kd_tasks_kernel kd_gpu_tasks_fast4(void);
+kd_tasks_kernel kd_gpu_tasks_fast8(void);
+kd_tasks_kernel kd_gpu_tasks_values(bool mul1);
 
 /* Bytes between rows of an F32, BF16 or MXFP4 matrix on a device, and of MXFP4's scales: pieces of
  * 16 and of 4 bytes can be read from every row on. */
@@ -54,12 +52,17 @@ static inline kd_plain::matrix kd_gpu_plain_matrix(const struct kd_gpu_mat *m)
 
 /* What is common to the tasks of one launch with EXL3 matrices. */
 struct kd_gpu_plan {
-    bool fast, four;
+    kd_tasks_kernel kernel;
+    int packed;       /* the mode's */
     int rows, groups; /* of a task, of the launch */
     int slots;        /* blocks that run at a time */
 };
 struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum kd_codebook cb,
                                   int64_t rows);
+static inline int64_t kd_gpu_plan_shared(const struct kd_gpu_plan *p, int warps, int units)
+{
+    return kd_exl3::shared_bytes(p->packed, p->rows, warps, units);
+}
 /* Cuts of a matrix's units so that all its tasks fill `slots` blocks, or a multiple of them, and
  * each task's sums fit shared memory. */
 int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, double slots);

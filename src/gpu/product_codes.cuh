@@ -60,10 +60,12 @@ template <int R> struct rate_of {
     static constexpr bool more = R % 8 >= 4;
     static constexpr int bytes = R % 4;
     static constexpr int stream = middles + 3; /* words of one tile's part */
+    /* The window 16 bits before another one is so many positions before it, or nowhere. */
+    static constexpr int apart = 256 % R == 0 && R > 16 ? 256 / R : UNIT_POSITIONS;
 };
 /* Rates that are known at run time only; slower. */
 template <> struct rate_of<0> {
-    static constexpr int stream = 128 / 8 + 2;
+    static constexpr int stream = 128 / 8 + 2, apart = UNIT_POSITIONS;
 };
 
 /* What a lane loads for a unit. */
@@ -75,49 +77,33 @@ template <int R> struct unit_codes {
     KD_DEV explicit unit_codes(int)
     {
     }
-    /* Word by word: as a whole it would go through memory. */
-    KD_DEV void take(const unit_codes &u)
-    {
-#pragma unroll
-        for (int i = 0; i < rate_of<R>::words; i++)
-            word[i] = u.word[i];
-        before = u.before;
-#pragma unroll
-        for (int i = 0; i < rate_of<R>::bytes; i++)
-            byte[i] = u.byte[i];
-    }
     KD_DEV int end(int i) const
     {
         return rate_of<R>::end(i);
     }
-    KD_DEV const uint32_t *block(const uint32_t *codes, int n) const
-    {
-        return codes + (int64_t)n * 32 * R;
-    }
-    KD_DEV void load(const uint32_t *block, int unit, int lane)
+    /* All but `before`, from a copy in shared memory: words as in a unit, then the bytes. */
+    KD_DEV void take(const uint32_t *from, int lane)
     {
         constexpr int words = rate_of<R>::words, fours = words / 4 * 4;
-        const uint32_t *at = block + unit * words * 32;
 
 #pragma unroll
         for (int i = 0; i < fours; i += 4) {
-            const uint4 v = kd_load_const((const uint4 *)(at + i * 32 + lane * 4));
+            const uint4 v = *(const uint4 *)(from + i * 32 + lane * 4);
             word[i] = v.x;
             word[i + 1] = v.y;
             word[i + 2] = v.z;
             word[i + 3] = v.w;
         }
         if constexpr (words % 4 >= 2) {
-            const uint2 v = kd_load_const((const uint2 *)(at + fours * 32 + lane * 2));
+            const uint2 v = *(const uint2 *)(from + fours * 32 + lane * 2);
             word[fours] = v.x;
             word[fours + 1] = v.y;
         }
         if constexpr (words % 2)
-            word[words - 1] = kd_load_const(at + (words - 1) * 32 + lane);
-        before = kd_load_const(block + (unit + 3) % UNITS * words * 32 + lane * 4);
+            word[words - 1] = from[(words - 1) * 32 + lane];
 #pragma unroll
         for (int i = 0; i < rate_of<R>::bytes; i++)
-            byte[i] = kd_load_const(block + UNITS * words * 32 + i * 32 + lane);
+            byte[i] = from[(words + i) * 32 + lane];
     }
 };
 
@@ -128,21 +114,12 @@ template <> struct unit_codes<0> {
     KD_DEV explicit unit_codes(int rate16) : at(nullptr), rate(rate16), lane(0)
     {
     }
-    KD_DEV void take(const unit_codes &u)
-    {
-        at = u.at;
-        lane = u.lane;
-    }
     KD_DEV int end(int i) const
     {
         const int n = (i + 1) % 16;
         return (i + 1) / 16 * rate + rate / 16 * n + n * (rate % 16) / 16;
     }
-    KD_DEV const uint32_t *block(const uint32_t *codes, int n) const
-    {
-        return codes + (int64_t)n * 32 * rate;
-    }
-    KD_DEV void load(const uint32_t *block, int, int of)
+    KD_DEV void load(const uint32_t *block, int of)
     {
         at = block;
         lane = of;
@@ -209,20 +186,26 @@ template <int STEP> KD_DEV void unit_stream(const unit_codes<0> &u, int unit, ui
     }
 }
 
-/* Bits bit .. bit + 15 of a stream, as a number. All places are known when compiled; the shifts to
- * the left may go to the multipliers, and those that several windows need are made once. */
+/* 32 bits of a stream in which up to three windows end, 8 bits apart: those at bits E - 16, E - 8
+ * and E (the window after bit `bit` of the stream ends at bit + 16). All places are known when
+ * compiled, and what several windows need is made once. */
+KD_DEV int window_part(int bit)
+{
+    return (bit + 16) / 8 % 3;
+}
+KD_DEV uint32_t window_bits(const uint32_t *s, int bit)
+{
+    const int end = bit + 16 + 8 * (2 - window_part(bit)), word = (end - 1) / 32,
+              n = 32 * (word + 1) - end;
+
+    return n == 0 ? s[word] : word ? kd_funnel(s[word - 1], s[word], (uint32_t)n) : s[0] >> n;
+}
+/* Bits bit .. bit + 15 of a stream, as a number. */
 KD_DEV uint32_t window(const uint32_t *s, int bit)
 {
-    const int word = (bit + 15) / 32, right = 32 * word + 16 - bit, r = right % 16;
-    uint32_t y = s[word];
+    const int part = window_part(bit);
 
-    if (right == 16)
-        return y >> 16;
-    if (right > 16)
-        y = kd_bytes(y, s[word - 1], 0x5432);
-    if (r == 0)
-        return y & 0xffffu;
-    return r <= 8 ? kd_bytes(y << (8 - r), 0, 0x4421) : kd_bytes(y << (16 - r), 0, 0x4432);
+    return kd_bytes(window_bits(s, bit), 0, part == 2 ? 0x4410u : part == 1 ? 0x4421u : 0x4432u);
 }
 
 } // namespace kd_codes

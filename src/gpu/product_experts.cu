@@ -114,16 +114,15 @@ int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args
     const struct kd_exl3::cut c = kd_exl3::cut_of(a->ins);
     const int64_t most = pairs < e->shape.experts ? pairs : e->shape.experts;
     const int units = a->outs * kd_codes::UNITS;
-    void *arguments[] = {a};
+    tasks_args all = {};
+    void *arguments[] = {&all};
 
     a->ranges = kd_gpu_ranges(p, most * (a->down ? 1 : 2) * c.chunks, units, p->slots);
-    return kd_gpu_launch(
-        e->g,
-        p->fast ? (const void *)kd_gpu_experts_fast(p->four)
-                : (const void *)kd_gpu_experts_values(e->cb == KD_CB_MUL1),
-        p->slots, 32 * kd_exl3::WARPS,
-        kd_exl3::shared_bytes(p->rows, c.warps, (units + a->ranges - 1) / a->ranges), arguments,
-        "experts' products", err);
+    all.half = *a;
+    all.experts = 1;
+    return kd_gpu_launch(e->g, (const void *)p->kernel, p->slots, 32 * kd_exl3::WARPS,
+                         kd_gpu_plan_shared(p, c.warps, (units + a->ranges - 1) / a->ranges),
+                         arguments, "experts' products", err);
 }
 
 template <int TOKENS>
@@ -190,7 +189,10 @@ int run_mxfp4(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, s
 int run_some(struct kd_gpu_experts *e, enum kd_gpu_class cls, const struct kd_gpu_experts_call *c,
              int64_t from, int64_t tokens, struct kd_err *err)
 {
-    const struct kd_gpu_plan p = kd_gpu_plan_of(e->g, cls, e->cb, tokens);
+    /* Groups of 4 rows where few experts have more tokens. */
+    const struct kd_gpu_plan p =
+        kd_gpu_plan_of(e->g, cls, e->cb,
+                       tokens > 4 && tokens * c->top <= 3 * e->shape.experts ? (int64_t)4 : tokens);
     const bool exl3 = e->type == KD_GPU_MAT_EXL3;
     const int64_t cols = e->shape.cols;
     plan_args planned = {c->ids + from * c->top,    e->p,
@@ -215,7 +217,7 @@ int run_some(struct kd_gpu_experts *e, enum kd_gpu_class cls, const struct kd_gp
               : run_mxfp4(e, tokens == 1, &a, tokens * c->top, err)))
         return -1;
     return kd_gpu_launch(e->g, (const void *)sum_experts, tokens * ((cols + COLUMNS - 1) / COLUMNS),
-                         COLUMNS, 0, sum_list, "the sum over experts", err);
+                         COLUMNS, 256, sum_list, "the sum over experts", err);
 }
 
 } // namespace

@@ -52,75 +52,98 @@ KD_DEV int half_matrices(const half_args &a)
     return a.down ? 1 : 2;
 }
 
-/* The group of an EXL3 task, and what of it the task is. */
-KD_DEV group half_pick(const half_args &a, int index, kd_exl3::task *k, int *at)
+/* An EXL3 task. */
+KD_DEV void half_pick(const half_args &a, int index, kd_exl3::shared_head *to)
 {
     using namespace kd_exl3;
     const struct cut c = cut_of(a.ins);
     const int range = index / c.chunks % a.ranges, which = index / c.chunks / a.ranges,
-              m = which % half_matrices(a), units = a.outs * UNITS;
-
-    *at = which / half_matrices(a);
-    const group g = a.p->of[*at];
+              m = which % half_matrices(a), units = a.outs * UNITS, at = which / half_matrices(a);
+    const group g = a.p->of[at];
     float *sums = a.sums + (int64_t)g.first * half_matrices(a) * c.chunks * a.outs * SIDE;
-    *k = {a.table[g.expert].exl3[a.down ? 2 : m],
-          a.down ? a.x + g.first * a.ldx : a.x,
-          a.ldx,
-          a.down ? nullptr : a.p->token + g.first,
-          g.rows,
-          index % c.chunks,
-          (int)((int64_t)range * units / a.ranges),
-          (int)((int64_t)(range + 1) * units / a.ranges),
-          sums + (int64_t)m * c.chunks * g.rows * a.outs * SIDE,
-          a.counter + *at * a.outs};
-    return g;
+
+    to->wholes = 0;
+    to->group = at;
+    to->k = {a.table[g.expert].exl3[a.down ? 2 : m],
+             a.down ? a.x + g.first * a.ldx : a.x,
+             a.ldx,
+             a.down ? nullptr : a.p->token + g.first,
+             g.rows,
+             index % c.chunks,
+             (int)((int64_t)range * units / a.ranges),
+             (int)((int64_t)(range + 1) * units / a.ranges),
+             sums + (int64_t)m * c.chunks * g.rows * a.outs * SIDE,
+             a.counter + at * a.outs};
 }
 
-template <class MODE> KD_DEV void half_task(const half_args &a, int index, unsigned char *memory)
+/* The blocks of outputs that are whole. */
+KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 {
     using namespace kd_exl3;
-    shared_head *head = (shared_head *)memory;
-    const struct cut c = cut_of(a.ins);
-    const int lane = kd_thread() % 32;
-    task k;
-    int at;
-
-    if (kd_thread() == 0)
-        half_pick(a, index, &head->k, &at);
-    kd_sync_block();
-    multiply<MODE>(memory);
-    deliver<MODE>(memory, c.chunks * half_matrices(a));
-    const group g = half_pick(a, index, &k, &at);
-    const int64_t row = (int64_t)a.outs * SIDE, matrix = c.chunks * g.rows * row;
-    const float *sums = a.sums + (int64_t)g.first * half_matrices(a) * c.chunks * row;
+    const int chunks = cut_of(a.ins).chunks, lane = kd_thread() % 32;
+    const group g = a.p->of[head->group];
+    const int64_t row = (int64_t)a.outs * SIDE, matrix = chunks * g.rows * row;
+    const float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * row;
     const entry *e = a.table + g.expert;
+
     for (int i = kd_thread() / 32; i < head->wholes * g.rows; i += WARPS) {
         const int n = head->whole[i / g.rows], t = i % g.rows, col = SIDE * n + 4 * lane;
         float v[4], w[4], *y = a.y + (g.first + t) * a.ldy + col;
 
-        finish(sums + t * row + SIDE * n, g.rows * row, c.chunks,
+        finish(sums + t * row + SIDE * n, g.rows * row, chunks,
                e->exl3[a.down ? 2 : 0].svh + SIDE * n, lane, v);
         if (!a.down)
-            finish(sums + matrix + t * row + SIDE * n, g.rows * row, c.chunks,
+            finish(sums + matrix + t * row + SIDE * n, g.rows * row, chunks,
                    e->exl3[1].svh + SIDE * n, lane, w);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (col + j < e->exl3[a.down ? 2 : 0].rows)
+            if (col + j < head->k.w.rows)
                 y[j] = a.down ? v[j] : kd_situ1(v[j], w[j], a.beta, a.linear);
     }
 }
 
-template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_experts(KD_ARGS half_args a)
-{
-    KD_SHARED(memory);
+/* Either matrices side by side or one half of some experts: one kernel, as it holds code for every
+ * rate. */
+struct tasks_args {
+    kd_exl3::dense_args dense;
+    half_args half;
+    int32_t experts;
+};
 
+template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS tasks_args a)
+{
+    using namespace kd_exl3;
+    KD_SHARED(memory);
+    shared_head *head = (shared_head *)memory;
+    int tasks = a.dense.tasks;
+
+    /* The plan is what the launch before w1's and w3's writes; no later one may begin, and read it,
+     * until it is there. */
+    if (a.experts && !a.half.down)
+        kd_launch_wait();
     kd_launch_next();
-    kd_launch_wait();
-    const int tasks = a.p->groups * half_matrices(a) * kd_exl3::cut_of(a.ins).chunks * a.ranges;
+    if (a.experts)
+        tasks =
+            a.half.p->groups * half_matrices(a.half) * cut_of(a.half.ins).chunks * a.half.ranges;
+#pragma unroll 1
     for (int i = kd_block(); i < tasks; i += kd_blocks()) {
-        half_task<MODE>(a, i, memory);
+        if (kd_thread() == 0) {
+            if (a.experts)
+                half_pick(a.half, i, head);
+            else
+                dense_pick(a.dense, i, head);
+        }
+        kd_sync_block();
+        multiply<MODE>(memory);
+        deliver<MODE>(memory,
+                      cut_of(head->k.w.ins).chunks * (a.experts ? half_matrices(a.half) : 1));
+        if (a.experts)
+            half_finish(a.half, head);
+        else
+            dense_finish(a.dense, head);
         kd_sync_block();
     }
+    kd_launch_wait();
 }
 
 } // namespace kd_experts

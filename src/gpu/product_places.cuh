@@ -129,16 +129,24 @@ KD_KERNEL void KD_BOUNDS(COLUMNS, 1) sum_experts(KD_ARGS sum_args a)
 {
     const int parts = (a.cols + COLUMNS - 1) / COLUMNS, t = kd_block() / parts,
               c = kd_block() % parts * COLUMNS + kd_thread();
+    KD_SHARED(memory);
+    float *weight = (float *)memory;
+    int32_t *place = (int32_t *)memory + 32;
     float sum = 0.0f;
 
     kd_launch_next();
     kd_launch_wait();
+    const int used = a.p->used[t];
+    if (kd_thread() < used) {
+        place[kd_thread()] = a.p->order[t * a.top + kd_thread()];
+        weight[kd_thread()] = a.weight[a.p->pair[place[kd_thread()]]];
+    }
+    kd_sync_block();
     if (c >= a.cols)
         return;
-    for (int j = 0; j < a.p->used[t]; j++) {
-        const int place = a.p->order[t * a.top + j];
-        sum = fmaf(a.weight[a.p->pair[place]], a.x[place * a.ldx + c], sum);
-    }
+#pragma unroll 8
+    for (int j = 0; j < used; j++)
+        sum = fmaf(weight[j], a.x[place[j] * a.ldx + c], sum);
     a.y[t * a.ldy + c] = sum;
 }
 

@@ -164,7 +164,7 @@ template <class F> static void layer_run(layer *l, kd_experts::half_args *a, int
     a->y = l->out.data();
     a->ldy = COLS;
     run();
-    kd_emulate((int)l->T, COLUMNS, 0, [&] { sum_experts(s); });
+    kd_emulate((int)l->T, COLUMNS, 256, [&] { sum_experts(s); });
 }
 
 static int check_mxfp4(int64_t T)
@@ -258,8 +258,12 @@ template <int SETS> static int check_exl3(int64_t T)
     layer_run(&l, &a, 4 * SETS, [&] {
         a.ins = a.down ? 1 : 2;
         a.outs = a.down ? 2 : 1;
-        kd_emulate(4, 256, (size_t)kd_exl3::shared_bytes(4 * SETS, a.ins, 3),
-                   [&] { multiply_experts<kd_exl3::fast<SETS>>(a); });
+        using mode = kd_exl3::fast<SETS>;
+        tasks_args all = {};
+        all.half = a;
+        all.experts = 1;
+        kd_emulate(4, 256, (size_t)kd_exl3::shared_bytes(mode::packed, 4 * SETS, a.ins, 3),
+                   [&] { multiply_tasks<mode>(all); });
     });
     for (int32_t n : counter)
         if (n)

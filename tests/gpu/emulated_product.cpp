@@ -1,7 +1,7 @@
 /* Products on a device, run on the CPU (tests/gpu/emulate.h): the mode for decoding gives exactly
  * the integers that it should, the mode for checks is within rounding of kern's product. */
 #define KD_GPU_EMULATE
-#include "gpu/product_exl3.cuh"
+#include "gpu/product_experts.cuh"
 #include "gpu/product_pack.cuh"
 
 #include "gpu/product_check.h"
@@ -28,7 +28,8 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
     std::vector<float> sums((size_t)(groups * GROUP * c.chunks * outs * 128));
     std::vector<int32_t> counter((size_t)(groups * outs), 0);
     const std::vector<uint32_t> codes = codes_of(f);
-    dense_args a = {};
+    kd_experts::tasks_args all = {};
+    dense_args &a = all.dense;
 
     a.job[0] = {{codes.data(), f->suh.data(), f->svh.data(), (int)f->rows, (int)f->cols, ins, outs,
                  (int)kd_rate_to16(f->rate), (int)f->cb},
@@ -46,8 +47,8 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
     a.sums = sums.data();
     a.counter = counter.data();
     const int units = (outs * UNITS + ranges - 1) / ranges;
-    kd_emulate(blocks, 32 * WARPS, (size_t)shared_bytes(rows, c.warps, units),
-               [&] { multiply_dense<MODE>(a); });
+    kd_emulate(blocks, 32 * WARPS, (size_t)shared_bytes(MODE::packed, rows, c.warps, units),
+               [&] { kd_experts::multiply_tasks<MODE>(all); });
     for (int32_t n : counter)
         if (n)
             printf("a counter is left at %d\n", n), exit(1);
