@@ -24,8 +24,8 @@
  * vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select),
  * vi_trunc, vi_trunc_clean, vi_round, vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi,
  * vi_store_row, natural_values. */
-#include "num/exl3_ring.h"
 #include "kern/trellis_scratch.h"
+#include "num/exl3_ring.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -240,7 +240,7 @@ static void step_trunc_any(const struct search *s, unsigned p, bool limit)
         TRUNC_CASE(4, 3);
         TRUNC_CASE(4, 4);
     default:
-        break;
+        KD_ASSERT(false);
     }
 }
 #undef TRUNC_CASE_FAST
@@ -493,7 +493,10 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
 
     s->grid = kd_search_grid_of(s->rate, cb, level);
     int limit = -s->grid.low > s->grid.high ? -s->grid.low : s->grid.high;
-    s->form = limit <= TRUNC_LIMIT ? FORM_TRUNC : limit <= ROUND_LIMIT ? FORM_ROUND : FORM_EXACT;
+    bool narrow = s->rate.base + (s->rate.mask != 0) <= 4; /* step_trunc_any has no more */
+    s->form = limit <= TRUNC_LIMIT && narrow ? FORM_TRUNC
+              : limit <= ROUND_LIMIT         ? FORM_ROUND
+                                             : FORM_EXACT;
     s->wrap = limit <= WRAP_LIMIT;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
     s->segment = segment_of(s->rate);

@@ -111,7 +111,7 @@ static void seams(void **unused)
 
 static void extremes(void **unused)
 {
-    static const unsigned list[] = {16, 32, 36, 64, 128};
+    static const unsigned list[] = {16, 32, 36, 64, 67, 80, 128};
     float target[256];
     (void)unused;
 
