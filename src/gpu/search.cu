@@ -18,7 +18,7 @@ template <int BASE> search_kernel fine_kernel_of(bool masked)
 {
     using namespace kd_trellis;
     return masked ? kd_gpu_search_tiles<fine_steps, BASE, true, 1>
-                  : kd_gpu_search_tiles<fine_steps, BASE, false, 1>;
+                  : kd_gpu_search_tiles<wide_steps<BASE>, BASE, false, 2>;
 }
 
 /* Two tiles side by side where their costs fit: never at 1 bit, at 2 on some devices. */
@@ -30,7 +30,7 @@ search_kernel kernel_for(struct kd_rate r, int64_t block_shared_bytes, int *tile
     if (r.base == 2)
         *tiles = 2 * kd_gpu_search_shared(r) <= block_shared_bytes ? 2 : 1;
     else
-        *tiles = r.base == 3 || (r.base == 4 && !masked) ? 2 : 1;
+        *tiles = r.base == 3 || (r.base >= 4 && r.base <= 7 && !masked) ? 2 : 1;
     switch (r.base) {
     case 1:
         return kernel_of<1, 1>(masked);
@@ -200,7 +200,8 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                        g->facts.name, (long long)g->facts.block_shared_bytes, (long long)shared);
     if (scratch_of(g, &m, err) ||
         grow(m, grid * side * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
-        (rate.base + (rate.mask ? 1 : 0) > 4 && values_of(m, rate, codebook, &value, err)))
+        (((rate.base >= 4 && rate.mask) || rate.base == 8) &&
+         values_of(m, rate, codebook, &value, err)))
         return -1;
     const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
                                   rate,   value,  codebook, seam,    segment};

@@ -300,6 +300,85 @@ struct fine_steps {
     }
 };
 
+/* 5 to 7 bits throughout: integers too, the values in registers, two in each. A thread has all
+ * branches of its adjacent edges, which share their in-edges. */
+template <int BASE> struct wide_steps {
+    static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, BRANCHES = 1 << BASE;
+    uint32_t table[64]; /* of branch b: edges in pairs; one edge: branches in pairs */
+
+    static KD_DEV uint32_t state_of(int b, int edge)
+    {
+        return (uint32_t)(b << (16 - BASE) | edge);
+    }
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    {
+        (void)level;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            const uint32_t low = OWN == 1 ? state_of(2 * i, t)
+                                          : state_of(2 * i / OWN, OWN * t + 2 * i % OWN),
+                           high = OWN == 1 ? state_of(2 * i + 1, t) : low + 1;
+            table[i] = ((uint32_t)(int)value_of(a.codebook, grid, low) & 0xffffu) |
+                       (uint32_t)(int)value_of(a.codebook, grid, high) << 16;
+        }
+    }
+    static KD_DEV uint32_t target_of(int w)
+    {
+        return (uint32_t)w;
+    }
+    static KD_DEV int target_back(uint32_t bits)
+    {
+        return (int)bits;
+    }
+    /* 64 times the cost of branch b's in-edge, and a half. */
+    template <bool FIX, int EDGES>
+    static KD_DEV int before(const tile_shared<EDGES> *s, int from, kd_h2 low, int b, int t)
+    {
+        uint32_t c = s->cost[from][(b << (16 - 2 * BASE)) + (OWN * t >> BASE)];
+        if (FIX)
+            c = lowered(c, low) & 0xffffu;
+        return ((int)(c - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
+    }
+    template <bool FIX, int EDGES>
+    KD_DEV void run(tile_shared<EDGES> *s, int from, uint32_t target, int t, kd_h2 low, bool track,
+                    int in, int out) const
+    {
+        const int w = -(int)target;
+        int best[OWN];
+        uint32_t least = NONE & 0xffffu;
+
+        (void)in;
+        (void)out;
+#pragma unroll
+        for (int q = 0; q < OWN; q++)
+            best[q] = (KD_SEARCH_CAP << KD_SEARCH_SHIFT) + (1 << KD_SEARCH_SHIFT);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            const int d0 = kd_low_plus(table[i], w), d1 = kd_high_plus(table[i], w);
+            const int b = OWN == 1 ? 2 * i : 2 * i / OWN, q = OWN == 1 ? 0 : 2 * i % OWN;
+            const int c0 = before<FIX>(s, from, low, b, t),
+                      c1 = OWN == 1 ? before<FIX>(s, from, low, b + 1, t) : c0;
+            int sum = d0 * d0 + c0;
+            best[q] = sum < best[q] ? sum : best[q];
+            sum = d1 * d1 + c1;
+            best[OWN == 1 ? 0 : q + 1] =
+                sum < best[OWN == 1 ? 0 : q + 1] ? sum : best[OWN == 1 ? 0 : q + 1];
+        }
+#pragma unroll
+        for (int q = 0; q < OWN; q++) {
+            const int sum = best[q] >> KD_SEARCH_SHIFT;
+            const uint32_t c = 0x6400u + (uint32_t)(sum < KD_SEARCH_CAP ? sum : (int)KD_SEARCH_CAP);
+            s->cost[from ^ 1][OWN * t + q] = (uint16_t)c;
+            least = c < least ? c : least;
+        }
+        if (track) {
+            least = kd_warp_min(least);
+            if (t % 32 == 0)
+                s->least[t / 32] = least;
+        }
+    }
+};
+
 /* Least of all warps, as bits. */
 template <int EDGES> KD_DEV uint32_t least_of(const tile_shared<EDGES> *s)
 {

@@ -86,7 +86,9 @@ int main(void)
     bad += hold<half_steps<3, true>, 3, true>(52, KD_CB_MUL1, 128, 2, 1, 0);
     bad += hold<half_steps<4, false>, 4, false>(64, KD_CB_MUL1, 128, 2, 1, 0);
     bad += hold<fine_steps, 4, true>(72, KD_CB_MUL1, 128, 1, 1, 0);
-    bad += hold<fine_steps, 5, false>(80, KD_CB_MUL1, 128, 2, 1, 0);
+    bad += hold<wide_steps<5>, 5, false, 2>(80, KD_CB_MUL1, 128, 3, 1, 2);
+    bad += hold<wide_steps<6>, 6, false, 2>(96, KD_CB_MCG, 128, 1, 1, 0);
+    bad += hold<wide_steps<7>, 7, false>(112, KD_CB_3INST, 64, 1, 1, 0);
     bad += hold<fine_steps, 6, true>(100, KD_CB_MCG, 64, 2, 1, 0);
     bad += hold<fine_steps, 8, false>(128, KD_CB_MUL1, 128, 1, 1, 0);
     return bad != 0;
