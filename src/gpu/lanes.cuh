@@ -21,6 +21,42 @@
 /* From the host: the kernel's arguments after its stream. */
 #define KD_LAUNCH(kernel, blocks, threads, shared, stream, ...)                                    \
     kernel<<<(unsigned)(blocks), threads, (size_t)(shared), stream>>>(__VA_ARGS__)
+/* The same for a kernel that calls kd_launch_wait: it may start before the one in front is done.
+ * cluster: so many blocks run side by side and reach into each other's shared memory. */
+#define KD_LAUNCH_EARLY(kernel, cluster, blocks, threads, shared, stream, ...)                     \
+    kd_launch_early(kernel, cluster, (unsigned)(blocks), threads, (size_t)(shared), stream,        \
+                    __VA_ARGS__)
+
+/* Whether the current device knows clusters and early starts. */
+static inline bool kd_device_is_modern(void)
+{
+    int device = 0, major = 0;
+
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+}
+/* Errors are cudaGetLastError's, as after <<<>>>. */
+template <class... P, class... A>
+static inline void kd_launch_early(void (*kernel)(P...), int cluster, unsigned blocks, int threads,
+                                   size_t shared, cudaStream_t stream, A... arguments)
+{
+    cudaLaunchAttribute a[2] = {};
+    cudaLaunchConfig_t c = {};
+
+    a[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a[0].val.programmaticStreamSerializationAllowed = 1;
+    a[1].id = cudaLaunchAttributeClusterDimension;
+    a[1].val.clusterDim.x = (unsigned)cluster;
+    a[1].val.clusterDim.y = a[1].val.clusterDim.z = 1;
+    c.gridDim = dim3(blocks);
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = stream;
+    c.attrs = a;
+    c.numAttrs = !kd_device_is_modern() ? 0 : cluster > 1 ? 2 : 1;
+    cudaLaunchKernelEx(&c, kernel, arguments...);
+}
 
 struct kd_h2 {
     uint32_t bits;
@@ -70,6 +106,66 @@ template <int registers> KD_DEV void kd_more_registers(void)
 {
 }
 template <int registers> KD_DEV void kd_fewer_registers(void)
+{
+}
+#endif
+/* Clusters: which of its blocks this is; waiting for all threads of all of them, in one step or in
+ * two; a store to the same place of block `rank`'s shared memory (after all blocks have started,
+ * and none may end before all have waited for its stores). Where a device has no clusters a block
+ * is alone. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+KD_DEV int kd_cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+KD_DEV void kd_cluster_arrive(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+KD_DEV void kd_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+KD_DEV void kd_cluster_store(float *shared, int rank, float x)
+{
+    uint32_t to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(to)
+        : "r"((uint32_t)__cvta_generic_to_shared(shared)), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+/* Lets the next launch of the stream begin, and waits until the one before is done: a kernel may
+ * read constant data before that. */
+KD_DEV void kd_launch_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+KD_DEV void kd_launch_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+#else
+KD_DEV int kd_cluster_rank(void)
+{
+    return 0;
+}
+KD_DEV void kd_cluster_arrive(void)
+{
+}
+KD_DEV void kd_cluster_wait(void)
+{
+    __syncthreads();
+}
+KD_DEV void kd_cluster_store(float *shared, int, float x)
+{
+    *shared = x;
+}
+KD_DEV void kd_launch_next(void)
+{
+}
+KD_DEV void kd_launch_wait(void)
 {
 }
 #endif
@@ -170,6 +266,15 @@ KD_DEV float kd_add(float a, float b)
 {
     return __fadd_rn(a, b);
 }
+/* The low or high one of two signed 16-bit numbers, plus more. */
+KD_DEV int kd_low_plus(uint32_t pair, int more)
+{
+    return __dp2a_lo((int)pair, 1, more);
+}
+KD_DEV int kd_high_plus(uint32_t pair, int more)
+{
+    return __dp2a_lo((int)pair, 1 << 8, more);
+}
 /* The four bytes of x, and `more`. */
 KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
 {
@@ -183,6 +288,14 @@ KD_DEV void kd_copy16(void *shared, const void *from)
     uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+/* The same, or zeros (then nothing is read). */
+KD_DEV void kd_copy16_if(bool there, void *shared, const void *from)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
 KD_DEV void kd_copy_group(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -190,6 +303,11 @@ KD_DEV void kd_copy_group(void)
 template <int later> KD_DEV void kd_copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
+}
+/* A hint: the 128 bytes there will be read soon. */
+KD_DEV void kd_prefetch(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 /* Loads and stores that leave the first-level cache alone: what one warp wrote another one reads
  * later, and nothing reads it twice. */

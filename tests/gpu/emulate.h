@@ -21,11 +21,15 @@
 #define KD_KERNEL static
 #define KD_BOUNDS(threads, blocks)
 #define KD_ARGS         const
-#define KD_SHARED(name) unsigned char *name = kd_emulated.shared
+#define KD_SHARED(name) unsigned char *name = kd_emulated_shared()
 
 struct uint2 {
     uint32_t x, y;
 };
+static inline uint2 make_uint2(uint32_t x, uint32_t y)
+{
+    return {x, y};
+}
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
@@ -51,19 +55,45 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 struct kd_barrier {
     int waiting, round;
 };
+enum { KD_EMULATED_CLUSTER = 8, KD_EMULATED_WARPS = 32 * KD_EMULATED_CLUSTER };
+/* The blocks of a cluster (mostly one); thread, warps: counted through all of them. */
 struct kd_emulated_block {
-    int block, blocks, thread, threads, running;
+    int block, blocks, cluster, thread, threads, running;
     unsigned char *shared;
+    size_t shared_step; /* from one block's to the next one's */
     void *main;
     std::vector<void *> fiber; /* stack pointers of those that wait */
     std::vector<uint8_t> done;
-    kd_barrier all, first, last, warp[32];
-    uint32_t value[2][32]
+    struct block_barriers {
+        kd_barrier all, first, last;
+    } of[KD_EMULATED_CLUSTER];
+    kd_barrier team, warp[KD_EMULATED_WARPS];
+    uint32_t value[2][KD_EMULATED_WARPS]
                   [32]; /* of the lanes, in turns: who is a barrier ahead overwrites nobody */
     int64_t switches;
     std::function<void()> kernel;
+
+    block_barriers &mine()
+    {
+        return of[thread / threads];
+    }
+    int64_t rounds() const
+    {
+        int64_t n = running + team.round;
+        for (int i = 0; i < cluster; i++)
+            n += of[i].all.round + of[i].first.round + of[i].last.round;
+        for (int i = 0; i < cluster * ((threads + 31) / 32); i++)
+            n += warp[i].round;
+        return n;
+    }
 };
 static kd_emulated_block kd_emulated;
+
+static inline unsigned char *kd_emulated_shared(void)
+{
+    return kd_emulated.shared + (size_t)(kd_emulated.thread / kd_emulated.threads) *
+                                    kd_emulated.shared_step;
+}
 
 /* Leaves what a call must keep on this stack, and goes on with another one (x86-64). */
 extern "C" void kd_fiber_switch(void **from, void *to);
@@ -100,28 +130,38 @@ static void kd_emulated_thread(void)
         kd_fiber_switch(&kd_emulated.fiber[(size_t)kd_emulated.thread], kd_emulated.main);
 }
 
-static inline void kd_emulate(int blocks, int threads, size_t shared, std::function<void()> kernel)
+static inline void kd_emulate(int blocks, int threads, size_t shared, std::function<void()> kernel,
+                              int cluster = 1)
 {
     kd_emulated_block &e = kd_emulated;
     const size_t stack = 96 << 10;
     static std::vector<unsigned char> stacks; /* kept: their pages cost more than the threads */
-    std::vector<unsigned char> memory(shared + 16);
+    std::vector<unsigned char> memory;
+    const int all = threads * cluster;
 
-    if (stacks.size() < stack * (size_t)threads)
-        stacks.resize(stack * (size_t)threads);
+    if (cluster > KD_EMULATED_CLUSTER || blocks % cluster || (cluster > 1 && threads % 32)) {
+        fprintf(stderr, "%d blocks of %d threads in clusters of %d\n", blocks, threads, cluster);
+        abort();
+    }
+    if (stacks.size() < stack * (size_t)all)
+        stacks.resize(stack * (size_t)all);
 
     e.kernel = kernel;
     e.blocks = blocks;
+    e.cluster = cluster;
     e.threads = threads;
+    e.shared_step = (shared + 15) / 16 * 16;
+    memory.resize(e.shared_step * (size_t)cluster + 16);
     e.shared = memory.data() + (16 - (uintptr_t)memory.data() % 16);
-    for (e.block = 0; e.block < blocks; e.block++) {
+    for (e.block = 0; e.block < blocks; e.block += cluster) {
         memset(memory.data(), 0xa5, memory.size()); /* shared memory starts as anything */
-        e.all = e.first = e.last = {};
+        memset(e.of, 0, sizeof e.of);
         memset(e.warp, 0, sizeof e.warp);
-        e.fiber.assign((size_t)threads, nullptr);
-        e.done.assign((size_t)threads, 0);
-        e.running = threads;
-        for (int t = 0; t < threads; t++) {
+        e.team = {};
+        e.fiber.assign((size_t)all, nullptr);
+        e.done.assign((size_t)all, 0);
+        e.running = all;
+        for (int t = 0; t < all; t++) {
             /* Six registers, then where the switch returns to. */
             uintptr_t top = (uintptr_t)(stacks.data() + stack * (size_t)(t + 1)) / 16 * 16 - 32;
             void (*entry)(void) = kd_emulated_thread;
@@ -130,16 +170,11 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
             e.fiber[(size_t)t] = (void *)(top - 48);
         }
         for (int64_t idle = 0; e.running;) {
-            int64_t rounds = e.all.round + e.first.round + e.last.round + e.running;
-            for (int i = 0; i < 32; i++)
-                rounds += e.warp[i].round;
-            for (e.thread = 0; e.thread < threads; e.thread++)
-                if (!e.done[e.thread])
+            const int64_t rounds = e.rounds();
+            for (e.thread = 0; e.thread < all; e.thread++)
+                if (!e.done[(size_t)e.thread])
                     kd_fiber_switch(&e.main, e.fiber[(size_t)e.thread]);
-            int64_t now = e.all.round + e.first.round + e.last.round + e.running;
-            for (int i = 0; i < 32; i++)
-                now += e.warp[i].round;
-            idle = now == rounds ? idle + 1 : 0;
+            idle = e.rounds() == rounds ? idle + 1 : 0;
             if (idle > 2) {
                 fprintf(stderr, "the threads of block %d wait for each other\n", e.block);
                 abort();
@@ -156,14 +191,21 @@ static std::mutex kd_emulated_one;
         (void)(stream);                                                                            \
         kd_emulate((int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); });        \
     } while (0)
+#define KD_LAUNCH_EARLY(kernel, cluster, blocks, threads, shared, stream, ...)                     \
+    do {                                                                                           \
+        std::lock_guard<std::mutex> one(kd_emulated_one);                                          \
+        (void)(stream);                                                                            \
+        kd_emulate(                                                                                \
+            (int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); }, cluster);      \
+    } while (0)
 
 KD_DEV int kd_thread(void)
 {
-    return kd_emulated.thread;
+    return kd_emulated.thread % kd_emulated.threads;
 }
 KD_DEV int kd_block(void)
 {
-    return kd_emulated.block;
+    return kd_emulated.block + kd_emulated.thread / kd_emulated.threads;
 }
 KD_DEV int kd_blocks(void)
 {
@@ -171,11 +213,11 @@ KD_DEV int kd_blocks(void)
 }
 KD_DEV void kd_sync_block(void)
 {
-    kd_emulated_wait(&kd_emulated.all, kd_emulated.threads);
+    kd_emulated_wait(&kd_emulated.mine().all, kd_emulated.threads);
 }
 template <int threads> KD_DEV void kd_sync_first(void)
 {
-    kd_emulated_wait(&kd_emulated.first, threads);
+    kd_emulated_wait(&kd_emulated.mine().first, threads);
 }
 template <int registers> KD_DEV void kd_more_registers(void)
 {
@@ -185,7 +227,31 @@ template <int registers> KD_DEV void kd_fewer_registers(void)
 }
 template <int threads> KD_DEV void kd_sync_last(void)
 {
-    kd_emulated_wait(&kd_emulated.last, threads);
+    kd_emulated_wait(&kd_emulated.mine().last, threads);
+}
+KD_DEV int kd_cluster_rank(void)
+{
+    return kd_emulated.thread / kd_emulated.threads;
+}
+/* Nobody runs ahead of a barrier here, so both halves are in the second. */
+KD_DEV void kd_cluster_arrive(void)
+{
+}
+KD_DEV void kd_cluster_wait(void)
+{
+    kd_emulated_wait(&kd_emulated.team, kd_emulated.threads * kd_emulated.cluster);
+}
+KD_DEV void kd_cluster_store(float *shared, int rank, float x)
+{
+    const int64_t from = rank - kd_cluster_rank();
+
+    *(float *)((unsigned char *)shared + from * (int64_t)kd_emulated.shared_step) = x;
+}
+KD_DEV void kd_launch_next(void)
+{
+}
+KD_DEV void kd_launch_wait(void)
+{
 }
 KD_DEV void kd_sync_warp(void)
 {
@@ -307,6 +373,14 @@ KD_DEV float kd_add(float a, float b)
 {
     return a + b;
 }
+KD_DEV int kd_low_plus(uint32_t pair, int more)
+{
+    return (int16_t)pair + more;
+}
+KD_DEV int kd_high_plus(uint32_t pair, int more)
+{
+    return (int16_t)(pair >> 16) + more;
+}
 KD_DEV uint32_t kd_byte_sum(uint32_t x, uint32_t more)
 {
     return more + (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
@@ -315,10 +389,20 @@ KD_DEV void kd_copy16(void *shared, const void *from)
 {
     memcpy(shared, from, 16);
 }
+KD_DEV void kd_copy16_if(bool there, void *shared, const void *from)
+{
+    if (there)
+        memcpy(shared, from, 16);
+    else
+        memset(shared, 0, 16);
+}
 KD_DEV void kd_copy_group(void)
 {
 }
 template <int later> KD_DEV void kd_copy_wait(void)
+{
+}
+KD_DEV void kd_prefetch(const void *)
 {
 }
 KD_DEV void kd_store_once(uint4 *to, uint4 v)
