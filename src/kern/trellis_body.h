@@ -24,6 +24,7 @@
  * vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select),
  * vi_trunc, vi_trunc_clean, vi_round, vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi,
  * vi_store_row, natural_values. */
+#include "base/assert.h"
 #include "kern/trellis_scratch.h"
 #include "num/exl3_ring.h"
 
