@@ -3,40 +3,83 @@
 #ifndef KD_GPU_K3_LAUNCH_CUH
 #define KD_GPU_K3_LAUNCH_CUH
 
-#include "gpu/k3_mla.cuh"
+#include "gpu/k3_mla_fast.cuh"
 
 namespace kd_k3
 {
 
-template <class STREAM> void launch_mix(const kd_gpu_k3_mix &m, [[maybe_unused]] STREAM stream)
+enum {
+    FAST_BLOCKS = 264 /* so many of attention with 16 heads each run at once on a big device */
+};
+
+template <int CANDIDATES, class STREAM>
+void launch_mix_team(const kd_gpu_k3_mix &m, bool teams, [[maybe_unused]] STREAM stream)
+{
+    const int threads = 32 * mix_warps(m.hidden);
+
+    if (teams)
+        KD_LAUNCH_EARLY((mix_rows<CANDIDATES, MIX_TEAM>), MIX_TEAM, m.rows * MIX_TEAM, threads,
+                        sizeof(mix_shared), stream, m);
+    else
+        KD_LAUNCH_EARLY((mix_rows<CANDIDATES, 1>), 1, m.rows, threads, sizeof(mix_shared), stream,
+                        m);
+}
+
+/* teams: the device has clusters. */
+template <class STREAM> void launch_mix(const kd_gpu_k3_mix &m, bool teams, STREAM stream)
 {
     const int banks = m.query ? m.banks + (m.push ? 1 : 0) : 0;
 
     if (banks < 4)
-        KD_LAUNCH((mix_rows<4>), m.rows, MIX_THREADS, sizeof(mix_shared), stream, m);
+        launch_mix_team<4>(m, teams, stream);
     else if (banks < 9)
-        KD_LAUNCH((mix_rows<9>), m.rows, MIX_THREADS, sizeof(mix_shared), stream, m);
+        launch_mix_team<9>(m, teams, stream);
     else
-        KD_LAUNCH((mix_rows<MIX_CANDIDATES>), m.rows, MIX_THREADS, sizeof(mix_shared), stream, m);
+        launch_mix_team<MIX_CANDIDATES>(m, teams, stream);
+}
+
+template <class STREAM>
+void launch_norm(const float *x, const float *w, float eps, int64_t rows, int64_t n, float *out,
+                 [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(norm_rows, 1, rows, NORM_THREADS, NORM_THREADS / 32 * sizeof(float), stream, x,
+                    w, eps, n, out);
+}
+
+template <class STREAM>
+void launch_embed(const kd_gpu_k3_batch &b, const void *table, bool bf16, int64_t hidden, float *p,
+                  [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(embed_rows, 1, b.rows, NORM_THREADS, 0, stream, b.ids, table, bf16, hidden, p);
+}
+
+template <class STREAM>
+void launch_situ(const float *a, const float *b, float beta, float linear, int64_t count,
+                 float *out, [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(situ_all, 1, (count + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, stream,
+                    a, b, beta, linear, count, out);
 }
 
 template <class STREAM>
 void launch_kda(const kd_gpu_k3_batch &b, const kd_gpu_k3_kda &a, [[maybe_unused]] STREAM stream)
 {
-    KD_LAUNCH(kda_heads, b.segs * a.heads, KDA_THREADS, sizeof(kda_shared), stream, b, a);
+    KD_LAUNCH_EARLY(kda_heads, 1, b.segs * a.heads, KDA_THREADS, sizeof(kda_shared), stream, b, a);
 }
 
 template <class STREAM>
 void launch_latents(const kd_gpu_k3_batch &b, const kd_gpu_k3_latents &a,
                     [[maybe_unused]] STREAM stream)
 {
-    KD_LAUNCH(latent_rows, b.rows, NORM_THREADS, 2 * NORM_THREADS / 32 * sizeof(float), stream, b,
-              a);
+    KD_LAUNCH_EARLY(latent_rows, 1, 2 * b.rows, NORM_THREADS, NORM_THREADS / 32 * sizeof(float),
+                    stream, b, a);
 }
 
 template <class STREAM> void launch_route(const kd_gpu_k3_route &r, [[maybe_unused]] STREAM stream)
 {
-    KD_LAUNCH(route_rows, r.rows, 32, sizeof(route_shared), stream, r);
+    const int warps = (int)((r.experts + 31) / 32);
+
+    KD_LAUNCH_EARLY(route_rows, 1, r.rows, 32 * warps, sizeof(route_shared), stream, r, warps);
 }
 
 template <int LORA, bool BF16, int ROWS, class STREAM>
@@ -54,41 +97,98 @@ void launch_mla_rows(const mla_args &a, [[maybe_unused]] STREAM stream)
               stream, a);
 }
 
-/* Several rows share what is read of kv_b once there are blocks enough. */
+/* For checks. Several rows share what is read of kv_b once there are blocks enough. */
 template <int LORA, class STREAM>
 void launch_mla(const mla_args &a, bool bf16, [[maybe_unused]] STREAM stream)
 {
     const bool many = a.b.rows > 4;
 
     if (bf16 && many)
-        launch_mla_rows<LORA, true, 4>(a, stream);
+        launch_mla_rows<LORA, true, 8>(a, stream);
     else if (bf16)
         launch_mla_rows<LORA, true, 1>(a, stream);
     else if (many)
-        launch_mla_rows<LORA, false, 4>(a, stream);
+        launch_mla_rows<LORA, false, 8>(a, stream);
     else
         launch_mla_rows<LORA, false, 1>(a, stream);
+}
+
+/* A kernel of the fast class: what it needs of shared memory, and how it starts. */
+template <int LORA, int TILES, class STREAM>
+void launch_absorb_fast(const mla_args &a, [[maybe_unused]] STREAM stream)
+{
+    constexpr int WARPS = LORA / 64 < ABSORB_WARPS ? LORA / 64 : (int)ABSORB_WARPS;
+    const int64_t tiles = (a.b.rows + 8 * TILES - 1) / (8 * TILES);
+
+    KD_LAUNCH_EARLY((absorb_fast<LORA, TILES>), 1, tiles * a.heads * (LORA / 64 / WARPS),
+                    32 * WARPS, 2 * 8 * TILES * (KD_GPU_K3_DIM + 8) * sizeof(uint16_t), stream, a);
+}
+
+template <int LORA, int TILES, class STREAM>
+void launch_attend_fast(const mla_args &a, [[maybe_unused]] STREAM stream)
+{
+    const int64_t groups = (a.heads + 16 * TILES - 1) / (16 * TILES);
+
+    KD_LAUNCH_EARLY((attend_fast<LORA, TILES>), 1, a.b.rows * a.parts * groups, 128 * TILES,
+                    sizeof(fast_shared<LORA, TILES>), stream, a);
+}
+
+template <int LORA, int TILES, class STREAM>
+void launch_value_fast(const mla_args &a, [[maybe_unused]] STREAM stream)
+{
+    const int64_t tiles = (a.b.rows + 8 * TILES - 1) / (8 * TILES);
+
+    KD_LAUNCH_EARLY((value_fast<LORA, TILES>), 1, tiles * a.heads, 32 * VALUE_WARPS,
+                    sizeof(value_shared<LORA, TILES>), stream, a);
+}
+
+/* Many heads in a block share what is read of the cache; few let more blocks run. */
+template <int LORA, class STREAM> void launch_mla_fast(const mla_args &a, STREAM stream)
+{
+    const bool many = a.b.rows > 8;
+    const int64_t parts = a.parts > 1 ? (a.b.longest - 1) / mla_part(a.b.longest, a.least) + 1 : 1;
+
+    many ? launch_absorb_fast<LORA, 4>(a, stream) : launch_absorb_fast<LORA, 1>(a, stream);
+    if (a.heads <= 16 || a.b.rows * parts * ((a.heads + 15) / 16) <= FAST_BLOCKS)
+        launch_attend_fast<LORA, 1>(a, stream);
+    else
+        launch_attend_fast<LORA, 3>(a, stream);
+    many ? launch_value_fast<LORA, 4>(a, stream) : launch_value_fast<LORA, 1>(a, stream);
+}
+
+static inline int64_t mla_least(bool fast)
+{
+    return fast ? (int64_t)FAST_PART : (int64_t)KD_GPU_K3_PAGE;
+}
+
+/* Floats of the absorbed queries. */
+static inline int64_t mla_latent(bool fast, int64_t heads, int64_t kv_lora, int64_t rows)
+{
+    const int64_t values = rows * heads * (kv_lora + KD_GPU_K3_ROPE);
+
+    return fast ? values / 2 : values;
 }
 
 /* The kernels' arguments and the parts of the work space. */
 static inline mla_args mla_args_of(const kd_gpu_k3_batch &b, const kd_gpu_k3_mla &m)
 {
-    const int64_t latent = b.rows * m.heads * (m.kv_lora + KD_GPU_K3_ROPE);
+    float *const slot = m.work + mla_latent(m.fast, m.heads, m.kv_lora, b.rows);
 
-    return {b, m.heads, m.page, m.q, m.gate, m.kv_b, m.work, m.work + latent, m.parts, m.y};
+    return {b, m.heads, m.page, mla_least(m.fast), m.q, m.gate, m.kv_b, m.work, slot, m.parts, m.y};
 }
 
-static inline int64_t mla_floats(int64_t heads, int64_t kv_lora, int64_t rows, int64_t longest,
-                                 int64_t most, int64_t *parts)
+static inline int64_t mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
+                                 int64_t longest, int64_t most, int64_t *parts)
 {
-    const int64_t part = mla_part(longest);
-    const int64_t latent = rows * heads * (kv_lora + KD_GPU_K3_ROPE),
+    const int64_t least = mla_least(fast), part = mla_part(longest, least);
+    const int64_t latent = mla_latent(fast, heads, kv_lora, rows),
                   slot = rows * heads * (kv_lora + MLA_SLOT);
 
     /* A power of two, so that few grids serve all contexts; a shorter one may have more parts than
-     * the longest, never more than MLA_PARTS. */
+     * the longest, never more than MLA_PARTS. Rows enough fill a device without. */
     *parts = 1;
-    while (*parts < MLA_PARTS && *parts * part < (part > KD_GPU_K3_PAGE ? 2 : 1) * longest)
+    while (rows < MLA_ROWS && *parts < MLA_PARTS &&
+           *parts * part < (part > least ? 2 : 1) * longest)
         *parts *= 2;
     if (latent + *parts * slot > most)
         *parts = 1;

@@ -1,5 +1,6 @@
-/* MLA's attention over the latent cache, absorbed (k3-model 3.5): one token of one sequence at a
- * time, so that a token's bits do not depend on the tokens fed with it.
+/* MLA's attention over the latent cache, absorbed (k3-model 3.5), in fp32: one token of one
+ * sequence at a time, so that a token's bits do not depend on the tokens fed with it. For checks;
+ * decoding's is k3_mla_fast.cuh.
  *
  * A context of n positions is cut into parts of mla_part(n) positions; a block takes HEADS heads
  * through one part (or through all of them in turn, when there are rows enough) and leaves for
@@ -17,16 +18,17 @@ enum {
     MLA_HEADS = 16, /* of a block */
     MLA_STAGE = 16, /* positions in shared memory at a time, twice */
     MLA_THREADS = 128,
-    MLA_PARTS = 32, /* of a context, at most */
+    MLA_PARTS = 64, /* of a context, at most */
+    MLA_ROWS = 64,  /* from so many on a row's parts are taken in turn */
     MLA_SLOT = 4,   /* floats of a part beside its sums: largest score, sum of weights */
     MLA_QUERY = KD_GPU_K3_DIM + KD_GPU_K3_ROPE,
     VALUE_THREADS = 512
 };
 
 /* Positions of a part of a context of n. */
-KD_HD static inline int64_t mla_part(int64_t n)
+KD_HD static inline int64_t mla_part(int64_t n, int64_t least)
 {
-    int64_t part = KD_GPU_K3_PAGE;
+    int64_t part = least;
 
     while (part * MLA_PARTS < n)
         part *= 2;
@@ -36,9 +38,10 @@ KD_HD static inline int64_t mla_part(int64_t n)
 struct mla_args {
     kd_gpu_k3_batch b;
     int64_t heads, page;
+    int64_t least; /* positions of a part, at least */
     const float *q, *gate;
     const void *kv_b;
-    float *latent; /* [rows][heads][kv_lora + rope]: absorbed queries */
+    void *latent;  /* [rows][heads][kv_lora + rope]: absorbed queries, fp32 or fp16 */
     float *slot;   /* [rows][parts][heads][kv_lora + MLA_SLOT] */
     int64_t parts; /* slots of a row: 1, or as many as the longest context has parts */
     float *y;
@@ -50,22 +53,50 @@ KD_DEV int64_t row_positions(const kd_gpu_k3_batch &b, int64_t row)
     return s->pos + row - s->first + 1;
 }
 
-/* The norms of one row, and its place in the cache. */
+/* The norms of a row and its place in the cache: block 2 row + 0: cq, + 1: kv. */
 KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
     latent_rows(const kd_gpu_k3_batch b, const kd_gpu_k3_latents a)
 {
     KD_SHARED(memory);
-    float *part = (float *)memory;
-    const int64_t row = kd_block(), pos = row_positions(b, row) - 1;
+    kd_launch_wait();
+    kd_launch_next();
+    float *const part = (float *)memory;
+    const int t = kd_thread();
+    const int64_t row = kd_block() / 2, pos = row_positions(b, row) - 1;
     const int64_t width = a.kv_lora + KD_GPU_K3_ROPE;
     const float *kv = a.kv + row * width;
-    float *to =
-        b.seg[b.row_seg[row]].page[pos / KD_GPU_K3_PAGE] + a.page + pos % KD_GPU_K3_PAGE * width;
+    const int64_t at = a.page + pos % KD_GPU_K3_PAGE * width;
+    void *const page = b.seg[b.row_seg[row]].page[pos / KD_GPU_K3_PAGE];
+    norm_row n;
 
-    norm_row(a.cq + row * a.q_lora, a.q_norm, a.eps, a.q_lora, a.cq + row * a.q_lora, part);
-    norm_row(kv, a.kv_norm, a.eps, a.kv_lora, to, part + NORM_THREADS / 32);
-    for (int64_t i = kd_thread(); i < KD_GPU_K3_ROPE; i += NORM_THREADS)
-        to[a.kv_lora + i] = kv[a.kv_lora + i];
+    if (kd_block() % 2 == 0) {
+        float *cq = a.cq + row * a.q_lora;
+        n.load(cq, a.q_lora);
+        n.scale(a.q_norm, a.eps, a.q_lora, part);
+        n.store(cq, a.q_lora);
+        return;
+    }
+    n.load(kv, a.kv_lora);
+    n.scale(a.kv_norm, a.eps, a.kv_lora, part);
+    if (!a.fast) {
+        float *to = (float *)page + at;
+        n.store(to, a.kv_lora);
+        if (t < KD_GPU_K3_ROPE)
+            to[a.kv_lora + t] = kv[a.kv_lora + t];
+        return;
+    }
+    uint16_t *to = (uint16_t *)page + at;
+    for (int i = t; 4 * i < a.kv_lora; i += NORM_THREADS)
+        ((uint2 *)to)[i] = make_uint2(halves_of(n.v[0].x, n.v[0].y), halves_of(n.v[0].z, n.v[0].w));
+    if (t < KD_GPU_K3_ROPE)
+        to[a.kv_lora + t] = kd_float_half(half_range(kv[a.kv_lora + t]));
+}
+
+/* Slots that a row's context is merged from. */
+KD_DEV int mla_slots(const mla_args &a, int64_t row)
+{
+    const int64_t n = row_positions(a.b, row), part = mla_part(n, a.least);
+    return a.parts > 1 ? (int)((n + part - 1) / part) : 1;
 }
 
 /* Eight adjacent values of a row of kv_b. */
@@ -123,7 +154,7 @@ KD_KERNEL void KD_BOUNDS(VALUE_THREADS, 1) absorb_heads(const mla_args a)
     for (int r = 0; r < ROWS; r++) {
         if (r >= rows)
             break;
-        float *out = a.latent + ((row0 + r) * a.heads + h) * (LORA + KD_GPU_K3_ROPE);
+        float *out = (float *)a.latent + ((row0 + r) * a.heads + h) * (LORA + KD_GPU_K3_ROPE);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             sums[group * LORA + 8 * lane + i] = sum[r][i];
@@ -166,28 +197,6 @@ template <int LORA> struct mla_heads {
                         : make_float2(0, 0);
     }
 
-    /* Halves of the lanes take halves of the values. */
-    template <int HALF> static KD_DEV void halve(float (&v)[32], int lane)
-    {
-        const bool high = (lane & HALF) != 0;
-#pragma unroll
-        for (int i = 0; i < HALF; i++) {
-            const float give = high ? v[i] : v[i + HALF], keep = high ? v[i + HALF] : v[i];
-            v[i] = keep + kd_shuffle_xor(give, HALF);
-        }
-    }
-
-    /* Sums of 32 values over the lanes; lane l gets number l. */
-    static KD_DEV float sums(float (&v)[32], int lane)
-    {
-        halve<16>(v, lane);
-        halve<8>(v, lane);
-        halve<4>(v, lane);
-        halve<2>(v, lane);
-        halve<1>(v, lane);
-        return v[0];
-    }
-
     /* Scores of eight positions. */
     KD_DEV float scores(const float (*row)[WIDTH], int lane) const
     {
@@ -207,7 +216,7 @@ template <int LORA> struct mla_heads {
                 }
             }
         }
-        return sums(v, lane);
+        return lane_sums(v, lane);
     }
 
     /* Weights of a stage's positions, `count` of them real; what older sums are multiplied by. */
@@ -303,7 +312,8 @@ KD_DEV void mla_fetch(const kd_gpu_k3_seg &seg, int64_t page, int64_t pos, int64
                       mla_shared<LORA> *s, int buffer)
 {
     constexpr int WIDTH = LORA + KD_GPU_K3_ROPE;
-    const float *from = seg.page[pos / KD_GPU_K3_PAGE] + page + pos % KD_GPU_K3_PAGE * WIDTH;
+    const float *from =
+        (const float *)seg.page[pos / KD_GPU_K3_PAGE] + page + pos % KD_GPU_K3_PAGE * WIDTH;
     const int64_t count = end - pos < MLA_STAGE ? end - pos : MLA_STAGE;
 
     for (int i = kd_thread(); i < MLA_STAGE * WIDTH / 4; i += MLA_THREADS)
@@ -383,7 +393,7 @@ template <int LORA> KD_KERNEL void KD_BOUNDS(MLA_THREADS, 2) attend_rows(const m
     mla_shared<LORA> *s = (mla_shared<LORA> *)memory;
     const int64_t groups = (a.heads + MLA_HEADS - 1) / MLA_HEADS, g = kd_block() % groups,
                   slot = kd_block() / groups % a.parts, row = kd_block() / groups / a.parts;
-    const int64_t n = row_positions(a.b, row), part = mla_part(n), h0 = g * MLA_HEADS;
+    const int64_t n = row_positions(a.b, row), part = mla_part(n, a.least), h0 = g * MLA_HEADS;
     const int heads = a.heads - h0 < MLA_HEADS ? (int)(a.heads - h0) : MLA_HEADS;
     const kd_gpu_k3_seg seg = a.b.seg[a.b.row_seg[row]];
     float *to = a.slot + ((row * a.parts + slot) * a.heads + h0) * (LORA + MLA_SLOT);
@@ -391,8 +401,8 @@ template <int LORA> KD_KERNEL void KD_BOUNDS(MLA_THREADS, 2) attend_rows(const m
 
     if (slot * part >= n)
         return;
-    h.load(a.latent + (row * a.heads + h0) * (LORA + KD_GPU_K3_ROPE), heads, kd_thread() / 32,
-           kd_thread() % 32);
+    h.load((const float *)a.latent + (row * a.heads + h0) * (LORA + KD_GPU_K3_ROPE), heads,
+           kd_thread() / 32, kd_thread() % 32);
     if (a.parts > 1) {
         const int64_t end = (slot + 1) * part;
         mla_span<LORA>(seg, a, slot * part, end < n ? end : n, heads, to, true, h, s);
@@ -405,9 +415,7 @@ template <int LORA> KD_KERNEL void KD_BOUNDS(MLA_THREADS, 2) attend_rows(const m
 /* The context of one row and head, from its parts, column t. */
 template <int LORA> KD_DEV float merged(const mla_args &a, int64_t row, int64_t h, int t)
 {
-    const int64_t n = row_positions(a.b, row), part = mla_part(n),
-                  step = a.heads * (LORA + MLA_SLOT);
-    const int64_t parts = a.parts > 1 ? (n + part - 1) / part : 1;
+    const int64_t step = a.heads * (LORA + MLA_SLOT), parts = mla_slots(a, row);
     const float *slot = a.slot + (row * a.parts * a.heads + h) * (LORA + MLA_SLOT);
     float x = slot[t], max = slot[LORA], sum = slot[LORA + 1];
 

@@ -79,9 +79,10 @@ int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
     return none(err);
 }
 
-int64_t kd_gpu_k3_mla_floats(int64_t heads, int64_t kv_lora, int64_t rows, int64_t longest,
-                             int64_t most, int64_t *parts)
+int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
+                             int64_t longest, int64_t most, int64_t *parts)
 {
+    (void)fast;
     (void)heads;
     (void)kv_lora;
     (void)rows;

@@ -25,9 +25,18 @@ extern "C" int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *er
                        "kv_lora_rank %lld: the device's kernels are for 128, 256 and 512; use the "
                        "CPU",
                        (long long)s->kv_lora);
-    if (s->hidden % 4)
-        return kd_fail(err, KD_ENOTSUP, "hidden_size %lld is no multiple of 4; use the CPU",
-                       (long long)s->hidden);
+    const struct {
+        const char *what;
+        int64_t value;
+    } widths[] = {{"hidden_size", s->hidden},
+                  {"q_lora_rank", s->q_lora},
+                  {"routed_expert_hidden_size", s->latent}};
+    for (const auto &w : widths)
+        if (w.value % 4 || w.value > KD_GPU_K3_WIDTH)
+            return kd_fail(err, KD_ENOTSUP,
+                           "%s %lld: the device's kernels are for multiples of 4 up to %d; use the "
+                           "CPU",
+                           w.what, (long long)w.value, KD_GPU_K3_WIDTH);
     if (s->experts > KD_GPU_K3_EXPERTS || s->topk > KD_GPU_K3_TOPK || s->banks > KD_GPU_K3_BANKS)
         return kd_fail(err, KD_ENOTSUP,
                        "%lld experts, %lld of them a token, %lld residual banks: the device's "
@@ -40,30 +49,28 @@ extern "C" int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *er
 extern "C" int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b, const void *table,
                                bool bf16, int64_t hidden, float *p, struct kd_err *err)
 {
-    KD_LAUNCH(embed_rows, b->rows, NORM_THREADS, 0, g->stream, b->ids, table, bf16, hidden, p);
+    launch_embed(*b, table, bf16, hidden, p, g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting the embedding");
 }
 
 extern "C" int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m,
                                  struct kd_err *err)
 {
-    launch_mix(*m, g->stream);
+    launch_mix(*m, kd_device_is_modern(), g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting a residual mix");
 }
 
 extern "C" int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps,
                               int64_t rows, int64_t n, float *out, struct kd_err *err)
 {
-    KD_LAUNCH(norm_rows, rows, NORM_THREADS, NORM_THREADS / 32 * sizeof(float), g->stream, x, w,
-              eps, n, out);
+    launch_norm(x, w, eps, rows, n, out, g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting a norm");
 }
 
 extern "C" int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta,
                               float linear, int64_t count, float *out, struct kd_err *err)
 {
-    KD_LAUNCH(situ_all, (count + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, g->stream, a, b,
-              beta, linear, count, out);
+    launch_situ(a, b, beta, linear, count, out, g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting an activation");
 }
 
@@ -81,21 +88,36 @@ extern "C" int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_ba
     return kd_gpu_failed(cudaGetLastError(), err, "starting the latents' norms");
 }
 
-extern "C" int64_t kd_gpu_k3_mla_floats(int64_t heads, int64_t kv_lora, int64_t rows,
+extern "C" int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
                                         int64_t longest, int64_t most, int64_t *parts)
 {
-    return mla_floats(heads, kv_lora, rows, longest, most, parts);
+    return mla_floats(fast, heads, kv_lora, rows, longest, most, parts);
+}
+
+/* More shared memory than a block has without asking. */
+static int allow(const void *kernel, size_t bytes, struct kd_err *err)
+{
+    return kd_gpu_failed(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), err,
+        "shared memory for attention");
 }
 
 template <int LORA>
-static int attention(struct kd_gpu *g, const mla_args &a, bool bf16, struct kd_err *err)
+static int attention(struct kd_gpu *g, const mla_args &a, const struct kd_gpu_k3_mla *m,
+                     struct kd_err *err)
 {
-    if (kd_gpu_failed(cudaFuncSetAttribute(attend_rows<LORA>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)sizeof(mla_shared<LORA>)),
-                      err, "shared memory for attention"))
+    if (m->fast && !m->bf16)
+        return kd_fail(err, KD_ENOTSUP, "fast attention with a kv_b that is not BF16");
+    if (m->fast
+            ? allow((const void *)attend_fast<LORA, 1>, sizeof(fast_shared<LORA, 1>), err) ||
+                  allow((const void *)attend_fast<LORA, 3>, sizeof(fast_shared<LORA, 3>), err) ||
+                  allow((const void *)value_fast<LORA, 4>, sizeof(value_shared<LORA, 4>), err)
+            : allow((const void *)attend_rows<LORA>, sizeof(mla_shared<LORA>), err))
         return -1;
-    launch_mla<LORA>(a, bf16, g->stream);
+    if (m->fast)
+        launch_mla_fast<LORA>(a, g->stream);
+    else
+        launch_mla<LORA>(a, m->bf16, g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting attention");
 }
 
@@ -106,11 +128,11 @@ extern "C" int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch 
 
     switch (m->kv_lora) {
     case 128:
-        return attention<128>(g, a, m->bf16, err);
+        return attention<128>(g, a, m, err);
     case 256:
-        return attention<256>(g, a, m->bf16, err);
+        return attention<256>(g, a, m, err);
     case 512:
-        return attention<512>(g, a, m->bf16, err);
+        return attention<512>(g, a, m, err);
     default:
         return kd_fail(err, KD_ENOTSUP, "kv_lora_rank %lld on a device", (long long)m->kv_lora);
     }

@@ -7,18 +7,19 @@
 extern "C" {
 #include "gpu/k3_ops.h"
 }
-#include "gpu/lanes.cuh"
+#include "gpu/mma_lanes.cuh"
 #include "num/elem_math.h"
 
 namespace kd_k3
 {
 
 enum {
-    MIX_THREADS = 512,
+    MIX_TEAM = 8, /* blocks that share a row */
+    MIX_THREADS = KD_GPU_K3_WIDTH / 4 / MIX_TEAM,
     MIX_CANDIDATES = KD_GPU_K3_BANKS + 1,
-    NORM_THREADS = 256,
-    KDA_THREADS = KD_GPU_K3_DIM,
-    ROUTE_LANE = KD_GPU_K3_EXPERTS / 32 /* experts of one lane */
+    NORM_THREADS = 512,
+    NORM_EACH = KD_GPU_K3_WIDTH / 4 / NORM_THREADS, /* of a thread, in fours */
+    KDA_THREADS = KD_GPU_K3_DIM
 };
 
 /* Sums over a warp: the same tree in every lane. */
@@ -74,10 +75,60 @@ KD_DEV void add_scaled(float4 *to, float a, float4 v)
     to->w = fmaf(a, v.w, to->w);
 }
 
+/* The nearest fp16 that is finite, or NaN. */
+KD_DEV float half_range(float x)
+{
+    return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+}
+KD_DEV uint32_t halves_of(float low, float high)
+{
+    return kd_h2_bits(kd_h2_of(half_range(low), half_range(high)));
+}
+
+/* Halves of the lanes take halves of the values. */
+template <int HALF, int COUNT> KD_DEV void halve(float (&v)[COUNT], int lane)
+{
+    const bool high = (lane & HALF) != 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const float give = high ? v[i] : v[i + HALF], keep = high ? v[i + HALF] : v[i];
+        v[i] = keep + kd_shuffle_xor(give, HALF);
+    }
+}
+
+/* Sums of COUNT values (8, 16 or 32) over the lanes; lane l gets number l % COUNT. */
+template <int COUNT> KD_DEV float lane_sums(float (&v)[COUNT], int lane)
+{
+    if (COUNT >= 32)
+        halve<COUNT >= 32 ? 16 : 1>(v, lane);
+    if (COUNT >= 16)
+        halve<COUNT >= 16 ? 8 : 1>(v, lane);
+    halve<4>(v, lane);
+    halve<2>(v, lane);
+    halve<1>(v, lane);
+#pragma unroll
+    for (int m = 16; m >= COUNT; m >>= 1)
+        v[0] += kd_shuffle_xor(v[0], m);
+    return v[0];
+}
+
+/* Fours of a slice; warps of a block, whose threads have one each. */
+KD_HD static inline int mix_each(int64_t hidden)
+{
+    return (int)((hidden / 4 + MIX_TEAM - 1) / MIX_TEAM);
+}
+KD_HD static inline int mix_warps(int64_t hidden)
+{
+    return (mix_each(hidden) + 31) / 32;
+}
+
+/* A row is cut into MIX_TEAM slices. Each has sums of its own, which are then added in order; a
+ * team of blocks exchanges them, or one block goes through all slices (TEAM 1). */
 struct mix_shared {
-    float part[2 * MIX_CANDIDATES][MIX_THREADS / 32];
+    float part[MIX_THREADS / 32][2 * MIX_CANDIDATES]; /* of a slice's warps */
+    float score[MIX_TEAM][2 * MIX_CANDIDATES];        /* squares, products, of each slice */
+    float square[MIX_TEAM];                           /* of the mix */
     float weight[MIX_CANDIDATES];
-    float sum[MIX_THREADS / 32];
 };
 
 /* The prefix after what is added to it, its old value in a bank where one is pushed. */
@@ -102,7 +153,104 @@ KD_DEV float4 mix_prefix(const kd_gpu_k3_mix &m, int64_t row, int64_t i)
     return a;
 }
 
-/* Weights of the candidates: softmax of their scores, each from its two sums. */
+/* Four columns of one slice: the candidates there, and what comes of them. */
+template <int CANDIDATES, int TEAM> struct mix_slice {
+    float4 c[CANDIDATES], mix, query, norm;
+    int64_t i; /* counted in fours */
+    bool in;
+
+    /* Columns of slice n, and their weights. */
+    KD_DEV void place(const kd_gpu_k3_mix &m, int n)
+    {
+        i = n * mix_each(m.hidden) + kd_thread();
+        in = kd_thread() < mix_each(m.hidden) && i < m.hidden / 4;
+        query = norm = make_float4(0, 0, 0, 0);
+        if (in && m.query)
+            query = kd_load_const((const float4 *)m.query + i);
+        if (in)
+            norm = kd_load_const((const float4 *)m.norm + i);
+    }
+
+    /* Their candidates, the prefix last. */
+    KD_DEV void load(const kd_gpu_k3_mix &m, int64_t row, int banks, bool first)
+    {
+        const float4 *bank = (const float4 *)(m.bank + row * m.hidden);
+
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++)
+            c[k] = make_float4(0, 0, 0, 0);
+        if (!in)
+            return;
+        const int old = banks - (first && m.push ? 1 : 0);
+        float4 pushed = make_float4(0, 0, 0, 0);
+        if (first && m.push)
+            pushed = *(const float4 *)(m.p + row * m.hidden + 4 * i);
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++)
+            if (k < old)
+                c[k] = bank[k * m.bank_rows * (m.hidden / 4) + i];
+        const float4 p =
+            first ? mix_prefix(m, row, i) : *(const float4 *)(m.p + row * m.hidden + 4 * i);
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++)
+            if (k >= old && k <= banks)
+                c[k] = k < banks ? pushed : p;
+    }
+
+    /* Sums of this slice's squares and products to the whole team. */
+    KD_DEV void sums(const kd_gpu_k3_mix &m, int n, mix_shared *s) const
+    {
+        constexpr int COUNT = CANDIDATES <= 4 ? 8 : CANDIDATES <= 8 ? 16 : 32;
+        const int lane = kd_thread() % 32, warp = kd_thread() / 32;
+#pragma unroll
+        for (int from = 0; from < CANDIDATES; from += COUNT / 2) {
+            float v[COUNT] = {};
+#pragma unroll
+            for (int k = 0; k < COUNT / 2; k++)
+                if (from + k < CANDIDATES && in) {
+                    v[2 * k] = square_sum(c[from + k < CANDIDATES ? from + k : 0], 0);
+                    v[2 * k + 1] = product_sum(c[from + k < CANDIDATES ? from + k : 0], query, 0);
+                }
+            const float sum = lane_sums(v, lane);
+            if (lane < COUNT && 2 * from + lane < 2 * CANDIDATES)
+                s->part[warp][2 * from + lane] = sum;
+        }
+        kd_sync_block();
+        for (int k = kd_thread(); k < 2 * CANDIDATES; k += 32 * mix_warps(m.hidden)) {
+            float sum = 0;
+            for (int w = 0; w < mix_warps(m.hidden); w++)
+                sum += s->part[w][k];
+            for (int rank = 0; rank < TEAM; rank++)
+                kd_cluster_store(&s->score[n][k], rank, sum);
+        }
+    }
+
+    KD_DEV void add(const mix_shared *s, int count)
+    {
+        mix = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; k++)
+            if (k < count)
+                add_scaled(&mix, s->weight[k], c[k]);
+    }
+
+    /* The sum of the mix's squares to the whole team. */
+    KD_DEV void square(const kd_gpu_k3_mix &m, int n, mix_shared *s) const
+    {
+        const float sum = warp_sum(in ? square_sum(mix, 0) : 0.0f);
+        if (kd_thread() % 32 == 0)
+            s->part[kd_thread() / 32][0] = sum;
+        kd_sync_block();
+        if (kd_thread() < TEAM) {
+            float all = 0;
+            for (int w = 0; w < mix_warps(m.hidden); w++)
+                all += s->part[w][0];
+            kd_cluster_store(&s->square[n], kd_thread(), all);
+        }
+    }
+};
+
+/* Weights of the candidates: softmax of their scores, each from its two sums. The first warp. */
 KD_DEV void mix_weights(const kd_gpu_k3_mix &m, int count, mix_shared *s)
 {
     float score = -INFINITY, best, e;
@@ -112,9 +260,10 @@ KD_DEV void mix_weights(const kd_gpu_k3_mix &m, int count, mix_shared *s)
         return;
     if (t < count) {
         float vv = 0, vq = 0;
-        for (int i = 0; i < MIX_THREADS / 32; i++) {
-            vv += s->part[2 * t][i];
-            vq += s->part[2 * t + 1][i];
+#pragma unroll
+        for (int i = 0; i < MIX_TEAM; i++) {
+            vv += s->score[i][2 * t];
+            vq += s->score[i][2 * t + 1];
         }
         score = vq * (1.0f / sqrtf(vv / (float)m.hidden + m.eps));
     }
@@ -130,93 +279,127 @@ KD_DEV void mix_weights(const kd_gpu_k3_mix &m, int count, mix_shared *s)
         s->weight[t] = e / sum;
 }
 
-/* Block b: row b of out. CANDIDATES: at least banks (one more where one is pushed) + 1. */
-template <int CANDIDATES> KD_KERNEL void KD_BOUNDS(MIX_THREADS, 1) mix_rows(const kd_gpu_k3_mix m)
+/* Block b: of row b / TEAM of out, all slices or number b % TEAM. CANDIDATES: at least banks (one
+ * more where one is pushed) + 1. */
+template <int CANDIDATES, int TEAM>
+KD_KERNEL void KD_BOUNDS(MIX_THREADS, 1) mix_rows(const kd_gpu_k3_mix m)
 {
     KD_SHARED(memory);
     mix_shared *s = (mix_shared *)memory;
-    const int t = kd_thread(), banks = m.banks + (m.push ? 1 : 0);
+    const int banks = m.banks + (m.push ? 1 : 0), rank = kd_cluster_rank();
     const bool mixes = m.query && banks;
-    const int64_t row = m.pick ? m.pick[kd_block()] : kd_block(), n = m.hidden / 4,
-                  step = m.bank_rows * m.hidden / 4;
-    const float4 *bank = (const float4 *)(m.bank + row * m.hidden), *p, *query, *norm;
-    float4 *out = (float4 *)(m.out + kd_block() * m.hidden);
-    float vv[CANDIDATES] = {0}, vq[CANDIDATES] = {0}, sum = 0;
-
-    p = (const float4 *)(m.p + row * m.hidden);
-    query = (const float4 *)m.query;
-    norm = (const float4 *)m.norm;
-    for (int64_t i = t; i < n; i += MIX_THREADS) {
-        const float4 v = mix_prefix(m, row, i);
-        if (!mixes) {
-            sum = square_sum(v, sum);
-            continue;
-        }
-        const float4 u = query[i];
-        float4 c[CANDIDATES];
-#pragma unroll
-        for (int k = 0; k < CANDIDATES; k++)
-            c[k] = k < banks ? bank[k * step + i] : v;
-#pragma unroll
-        for (int k = 0; k < CANDIDATES; k++) {
-            vv[k] = square_sum(c[k], vv[k]);
-            vq[k] = product_sum(c[k], u, vq[k]);
-        }
-    }
-    if (mixes) {
-#pragma unroll
-        for (int k = 0; k < CANDIDATES; k++) {
-            if (k > banks)
-                break;
-            vv[k] = warp_sum(vv[k]);
-            vq[k] = warp_sum(vq[k]);
-            if (t % 32 == 0) {
-                s->part[2 * k][t / 32] = vv[k];
-                s->part[2 * k + 1][t / 32] = vq[k];
-            }
-        }
-        kd_sync_block();
-        mix_weights(m, banks + 1, s);
-        kd_sync_block();
-        for (int64_t i = t; i < n; i += MIX_THREADS) {
-            float4 v = make_float4(0, 0, 0, 0);
-#pragma unroll
-            for (int k = 0; k < CANDIDATES; k++)
-                if (k <= banks)
-                    add_scaled(&v, s->weight[k], k < banks ? bank[k * step + i] : p[i]);
-            sum = square_sum(v, sum);
-            out[i] = v;
-        }
-    }
-    sum = block_sum<MIX_THREADS>(sum, s->sum);
-    const float scale = 1.0f / sqrtf(sum / (float)m.hidden + m.eps);
-    for (int64_t i = t; i < n; i += MIX_THREADS)
-        out[i] = scaled(mixes ? out[i] : p[i], scale, norm[i]);
-}
-
-/* One row by one block; a column belongs to the same thread throughout, so out may be x. */
-KD_DEV void norm_row(const float *x, const float *w, float eps, int64_t n, float *out, float *part)
-{
+    mix_slice<CANDIDATES, TEAM> x;
     float sum = 0;
 
-    for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
-        sum = fmaf(x[i], x[i], sum);
-    sum = block_sum<NORM_THREADS>(sum, part);
-    const float scale = 1.0f / sqrtf(sum / (float)n + eps);
-    for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
-        out[i] = w ? x[i] * scale * w[i] : x[i] * scale;
+    kd_cluster_arrive();
+    x.place(m, rank);
+    kd_launch_wait();
+    kd_launch_next();
+    const int64_t to = kd_block() / TEAM, row = m.pick ? m.pick[to] : to;
+    float4 *out = (float4 *)(m.out + to * m.hidden);
+    for (int n = rank; n < MIX_TEAM; n += TEAM) {
+        if (n != rank)
+            x.place(m, n);
+        x.load(m, row, mixes ? banks : 0, true);
+        if (n == rank)
+            kd_cluster_wait(); /* all have started */
+        if (mixes)
+            x.sums(m, n, s);
+        if (TEAM == 1)
+            kd_sync_block();
+    }
+    if (mixes) {
+        kd_cluster_arrive();
+        kd_cluster_wait();
+        mix_weights(m, banks + 1, s);
+        kd_sync_block();
+    } else if (kd_thread() == 0) {
+        s->weight[0] = 1;
+    }
+    if (!mixes)
+        kd_sync_block();
+    for (int n = rank; n < MIX_TEAM; n += TEAM) {
+        if (TEAM == 1) {
+            x.place(m, n);
+            x.load(m, row, mixes ? banks : 0, false);
+        }
+        x.add(s, mixes ? banks + 1 : 1);
+        if (TEAM == 1 && x.in)
+            out[x.i] = x.mix;
+        x.square(m, n, s);
+        if (TEAM == 1)
+            kd_sync_block();
+    }
+    kd_cluster_arrive();
+    kd_cluster_wait();
+#pragma unroll
+    for (int i = 0; i < MIX_TEAM; i++)
+        sum += s->square[i];
+    const float scale = 1.0f / sqrtf(sum / (float)m.hidden + m.eps);
+    for (int n = rank; n < MIX_TEAM; n += TEAM) {
+        if (TEAM == 1)
+            x.place(m, n);
+        if (x.in)
+            out[x.i] = scaled(TEAM == 1 ? out[x.i] : x.mix, scale, x.norm);
+    }
 }
+
+/* One row by one block; a column belongs to the same thread throughout. */
+struct norm_row {
+    float4 v[NORM_EACH];
+
+    KD_DEV void load(const float *x, int64_t n)
+    {
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int64_t at = kd_thread() + i * NORM_THREADS;
+            v[i] = 4 * at < n ? ((const float4 *)x)[at] : make_float4(0, 0, 0, 0);
+        }
+    }
+    KD_DEV void scale(const float *w, float eps, int64_t n, float *part)
+    {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++)
+            sum = square_sum(v[i], sum);
+        sum = block_sum<NORM_THREADS>(sum, part);
+        const float by = 1.0f / sqrtf(sum / (float)n + eps);
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int64_t at = kd_thread() + i * NORM_THREADS;
+            if (4 * at < n)
+                v[i] = scaled(v[i], by, w ? ((const float4 *)w)[at] : make_float4(1, 1, 1, 1));
+        }
+    }
+    KD_DEV void store(float *out, int64_t n) const
+    {
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int64_t at = kd_thread() + i * NORM_THREADS;
+            if (4 * at < n)
+                ((float4 *)out)[at] = v[i];
+        }
+    }
+};
 
 KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
     norm_rows(const float *x, const float *w, float eps, int64_t n, float *out)
 {
     KD_SHARED(memory);
-    norm_row(x + kd_block() * n, w, eps, n, out + kd_block() * n, (float *)memory);
+    norm_row r;
+
+    kd_launch_wait();
+    kd_launch_next();
+    r.load(x + kd_block() * n, n);
+    r.scale(w, eps, n, (float *)memory);
+    r.store(out + kd_block() * n, n);
 }
 
 KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
     embed_rows(const int32_t *ids, const void *table, bool bf16, int64_t n, float *p)
 {
+    kd_launch_wait();
+    kd_launch_next();
     const int64_t from = ids[kd_block()] * n, to = kd_block() * n;
 
     for (int64_t i = kd_thread(); i < n; i += NORM_THREADS)
@@ -229,6 +412,8 @@ KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
 {
     const int64_t i = (int64_t)kd_block() * NORM_THREADS + kd_thread();
 
+    kd_launch_wait();
+    kd_launch_next();
     if (i < count)
         out[i] = kd_situ1(a[i], b[i], beta, linear);
 }
@@ -361,6 +546,10 @@ KD_KERNEL void KD_BOUNDS(KDA_THREADS, 3) kda_heads(const kd_gpu_k3_batch b, cons
     float column[D];
     conv_channel q, k, v;
 
+    for (int i = c; i < D * D / 32; i += KDA_THREADS)
+        kd_prefetch(state + h * D * D + 32 * i);
+    kd_launch_wait();
+    kd_launch_next();
 #pragma unroll
     for (int i = 0; i < D; i++)
         column[i] = S[i * D];
@@ -404,8 +593,11 @@ KD_DEV uint32_t descending(float x)
 
 struct route_shared {
     float score[KD_GPU_K3_EXPERTS];
+    uint32_t key[16][32]; /* lists on their way from one warp to another */
+    int32_t at[16][32];
     int32_t id[KD_GPU_K3_TOPK];
 };
+static_assert(KD_GPU_K3_TOPK <= 32 && KD_GPU_K3_EXPERTS <= 1024, "lists and warps of the router");
 
 /* Thread 0: the fewest experts that have `mass` of the weights (kd_k3_route_mass). */
 KD_DEV void route_mass(const kd_gpu_k3_route &a, int32_t *ids, float *w)
@@ -451,42 +643,76 @@ KD_DEV void route_weights(const kd_gpu_k3_route &a, const route_shared *s, int32
         route_mass(a, ids, w);
 }
 
-/* Block b, one warp: row b. Lane l has experts 32 i + l. */
-KD_KERNEL void KD_BOUNDS(32, 1) route_rows(const kd_gpu_k3_route a)
+/* A list of 32 experts in a warp, the best in lane 0: by key, then by id. */
+struct route_list {
+    uint32_t key;
+    int32_t id;
+
+    KD_DEV bool behind(uint32_t other_key, int32_t other_id) const
+    {
+        return key > other_key || (key == other_key && id > other_id);
+    }
+    /* The better (or the worse) of this lane's and lane ^ m's. */
+    KD_DEV void exchange(int lane, int m, bool better)
+    {
+        const uint32_t k = (uint32_t)kd_shuffle_int((int32_t)key, lane ^ m);
+        const int32_t i = kd_shuffle_int(id, lane ^ m);
+        if (behind(k, i) == better) {
+            key = k;
+            id = i;
+        }
+    }
+    KD_DEV void sort(int lane)
+    {
+#pragma unroll
+        for (int width = 2; width <= 32; width *= 2)
+#pragma unroll
+            for (int m = width / 2; m; m /= 2)
+                exchange(lane, m, ((lane & m) == 0) == ((lane & width) == 0));
+    }
+    /* The best 32 of this list and of one in shared memory. */
+    KD_DEV void merge(const uint32_t *keys, const int32_t *ids, int lane)
+    {
+        if (behind(keys[31 - lane], ids[31 - lane])) {
+            key = keys[31 - lane];
+            id = ids[31 - lane];
+        }
+#pragma unroll
+        for (int m = 16; m; m /= 2)
+            exchange(lane, m, (lane & m) == 0);
+    }
+};
+
+/* Block b, a thread for each expert: row b. */
+KD_KERNEL void KD_BOUNDS(KD_GPU_K3_EXPERTS, 1) route_rows(const kd_gpu_k3_route a, int warps)
 {
     KD_SHARED(memory);
     route_shared *s = (route_shared *)memory;
-    const int lane = kd_thread();
+    const int e = kd_thread(), lane = e % 32, warp = e / 32;
     const int64_t row = kd_block();
-    uint32_t key[ROUTE_LANE];
+    const float bias = e < a.experts ? a.bias[e] : 0.0f;
+    route_list list = {0xffffffffu, e}; /* no expert */
 
-#pragma unroll
-    for (int i = 0; i < ROUTE_LANE; i++) {
-        const int e = 32 * i + lane;
-        key[i] = 0xffffffffu; /* no expert, or one that is taken */
-        if (e < a.experts) {
-            const float x = kd_sigmoid1(a.logits[row * a.experts + e]);
-            s->score[e] = x;
-            key[i] = descending(x + a.bias[e]);
-        }
+    kd_launch_wait();
+    kd_launch_next();
+    if (e < a.experts) {
+        const float x = kd_sigmoid1(a.logits[row * a.experts + e]);
+        s->score[e] = x;
+        list.key = descending(x + bias);
     }
-    for (int64_t n = 0; n < a.used; n++) {
-        uint32_t best = 0xffffffffu;
-        int at = 0;
-#pragma unroll
-        for (int i = 0; i < ROUTE_LANE; i++) {
-            at = key[i] < best ? i : at;
-            best = key[i] < best ? key[i] : best;
+    list.sort(lane);
+    for (int step = 1; step < warps; step *= 2) {
+        if (warp % (2 * step) == step) {
+            s->key[warp / 2][lane] = list.key;
+            s->at[warp / 2][lane] = list.id;
         }
-        const uint32_t least = kd_warp_min(best),
-                       id = kd_warp_min(best == least ? 32u * (uint32_t)at + (uint32_t)lane
-                                                      : 0xffffffffu);
-#pragma unroll
-        for (int i = 0; i < ROUTE_LANE; i++)
-            key[i] = id == 32u * (uint32_t)i + (uint32_t)lane ? 0xffffffffu : key[i];
-        if (lane == 0)
-            s->id[n] = (int32_t)id;
+        kd_sync_block();
+        if (warp % (2 * step) == 0 && warp + step < warps)
+            list.merge(s->key[(warp + step) / 2], s->at[(warp + step) / 2], lane);
     }
+    if (warp)
+        return;
+    s->id[lane] = list.id;
     kd_sync_warp();
     route_weights(a, s, a.ids + row * a.topk, a.w + row * a.topk);
 }

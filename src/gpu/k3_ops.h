@@ -2,7 +2,8 @@
  * products: gpu/product.h). All pointers but `err` point to device memory unless said otherwise;
  * arrays are fp32, row-major, one row a token. Every call only adds kernels to the device's stream:
  * it allocates nothing, waits for nothing and may be captured in a graph. Whoever asks for a
- * result copies it over the stream.
+ * result copies it over the stream. Kernels begin before the one in front is done and then wait for
+ * it (programmatic launches), where a device can do that.
  *
  * A row's bits depend on its own sequence alone: not on the other rows, nor on how its sequence is
  * cut into calls. The short convolutions, the gates and the recurrence of KDA give the CPU's bits
@@ -22,6 +23,7 @@ enum {
     KD_GPU_K3_ROPE = 64,     /* of MLA's shared key */
     KD_GPU_K3_TAPS = 4,      /* of a short convolution */
     KD_GPU_K3_PAGE = 64,     /* positions of a page of the latent cache */
+    KD_GPU_K3_WIDTH = 8192,  /* of the residual stream and of what is normed, at most */
     KD_GPU_K3_BANKS = 16,    /* of the residual stream, at most */
     KD_GPU_K3_TOPK = 32,     /* experts a token, at most */
     KD_GPU_K3_EXPERTS = 1024 /* at most */
@@ -32,7 +34,7 @@ struct kd_gpu_k3_seg {
     int64_t first, count; /* rows of the batch */
     int64_t pos;          /* tokens seen before them */
     float *kda;           /* states of all its KDA layers */
-    float *const *page;   /* [pages] of its cache, pos + count positions at least */
+    void *const *page;    /* [pages] of its cache, pos + count positions at least */
 };
 
 /* The arrays lie in device memory, the struct in the host's. */
@@ -47,8 +49,8 @@ struct kd_gpu_k3_batch {
 /* The shapes of one model that kernels depend on. */
 struct kd_gpu_k3_shape {
     int64_t hidden, kda_heads, kda_dim, conv;
-    int64_t heads, kv_lora, nope, rope, v_dim;
-    int64_t experts, topk, banks;
+    int64_t heads, q_lora, kv_lora, nope, rope, v_dim;
+    int64_t experts, topk, banks, latent;
 };
 /* -1 naming the width that no kernel here is built for. */
 int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err) KD_MUST;
@@ -57,7 +59,8 @@ int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err) KD_MUST;
 int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b, const void *table, bool bf16,
                     int64_t hidden, float *p, struct kd_err *err) KD_MUST;
 
-/* What lies between two halves of a layer, in one launch. With `add`: a = add (+ more); the prefix
+/* What lies between two halves of a layer, in one launch. hidden: a multiple of 4, up to
+ * KD_GPU_K3_WIDTH. With `add`: a = add (+ more); the prefix
  * becomes a (replace) or p + a; its old value goes into bank number `banks` before that (push).
  * Then out = RMSNorm(mix(p, banks), norm) with attention-residual scores against `query`; without
  * a query or a bank the mix is p itself. */
@@ -76,7 +79,8 @@ struct kd_gpu_k3_mix {
 };
 int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m, struct kd_err *err) KD_MUST;
 
-/* out[t] = RMSNorm(x[t], w), w NULL: ones. out may be x. */
+/* out[t] = RMSNorm(x[t], w), w NULL: ones. out may be x; n: a multiple of 4, up to
+ * KD_GPU_K3_WIDTH; x, w and out aligned to 16. */
 int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps, int64_t rows,
                    int64_t n, float *out, struct kd_err *err) KD_MUST;
 /* out = SiTU(a, b), count values; out may be a or b. */
@@ -101,15 +105,19 @@ struct kd_gpu_k3_kda {
 int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_kda *k, struct kd_err *err) KD_MUST;
 
-/* MLA's two norms: cq in place; kv rows into the cache (latent after the norm, then pe). A page
- * holds [layers][64][kv_lora + rope]. */
+/* MLA's cache and attention come in two classes (docs/numerics.md). For checks: a cache of fp32 and
+ * sums of fp32 products. Fast: a cache of fp16, products of fp16 on tensor cores; kv_b must be
+ * BF16. A page holds [layers][64][kv_lora + rope] values. */
+
+/* MLA's two norms: cq in place; kv rows into the cache (latent after the norm, then pe). */
 struct kd_gpu_k3_latents {
     int64_t q_lora, kv_lora;
+    bool fast;
     float eps;
     float *cq;       /* [rows][q_lora] */
     const float *kv; /* [rows][kv_lora + rope] */
     const float *q_norm, *kv_norm;
-    int64_t page; /* floats from a page's start to this layer */
+    int64_t page; /* values from a page's start to this layer */
 };
 int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                           const struct kd_gpu_k3_latents *m, struct kd_err *err) KD_MUST;
@@ -119,19 +127,21 @@ int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
  * own position; parts are merged in order. */
 struct kd_gpu_k3_mla {
     int64_t heads, kv_lora;
+    bool fast;
     const float *q;    /* [rows][heads * 192] */
     const float *gate; /* [rows][heads * 128] */
-    const void *kv_b;  /* [heads * 256][kv_lora], BF16 or fp32 */
+    const void *kv_b;  /* [heads * 256][kv_lora], BF16 or fp32; aligned to 16 */
     bool bf16;
     int64_t page;  /* as above */
     float *work;   /* kd_gpu_k3_mla_floats() */
     int64_t parts; /* as given there */
     float *y;      /* [rows][heads * 128] */
 };
-/* Work space for `rows` rows and contexts up to `longest`, with at most `most` floats: parts that
- * do not fit are taken one after the other, with the same bits. *parts: for the struct above. */
-int64_t kd_gpu_k3_mla_floats(int64_t heads, int64_t kv_lora, int64_t rows, int64_t longest,
-                             int64_t most, int64_t *parts);
+/* Work space for `rows` rows and contexts up to `longest`, with at most `most`
+ * floats: parts that do not fit are taken one after the other, with the same bits. *parts: for the
+ * struct above. */
+int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
+                             int64_t longest, int64_t most, int64_t *parts);
 int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_mla *m, struct kd_err *err) KD_MUST;
 

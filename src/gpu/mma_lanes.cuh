@@ -54,6 +54,31 @@ KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
         : "r"(a[0].bits), "r"(a[1].bits), "r"(a[2].bits), "r"(a[3].bits), "r"(b0.bits),
           "r"(b1.bits));
 }
+/* The same in bf16. */
+KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* Four 8 x 8 matrices of 16-bit values from shared memory: lane l points to the 16 bytes of row l %
+ * 8 of matrix l / 8. r[i] has, of matrix i, row g at 2 t and 2 t + 1; turned: column g at rows 2 t
+ * and 2 t + 1. */
+KD_DEV void kd_load_matrices(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+KD_DEV void kd_load_matrices_turned(uint32_t r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
 KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
 {
     return __shfl_sync(0xffffffffu, x, from);
@@ -96,16 +121,6 @@ KD_DEV float kd_load_fresh(const float *from)
 KD_DEV int32_t kd_round_int(float x)
 {
     return __float2int_rn(x);
-}
-/* Lets the next launch of the stream begin, and waits until the one before is done: a kernel may
- * read constant data before that. */
-KD_DEV void kd_launch_next(void)
-{
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-KD_DEV void kd_launch_wait(void)
-{
-    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 #endif
 #endif

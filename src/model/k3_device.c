@@ -44,7 +44,7 @@ static void lay_out(const struct kd_k3_device *d, struct kd_k3_device_work *w, s
     w->beta = take(a, R * c->kda_heads);
     w->cq = take(a, R * c->q_lora);
     w->kv = take(a, R * (c->kv_lora + c->rope));
-    w->mla_floats = kd_gpu_k3_mla_floats(c->heads, c->kv_lora, R, c->context, 0, &parts);
+    w->mla_floats = kd_gpu_k3_mla_floats(d->fast, c->heads, c->kv_lora, R, c->context, 0, &parts);
     w->mla = take(a, w->mla_floats);
     w->inner = take(a, R * inner);
     w->up = take(a, R * inner);
@@ -159,13 +159,15 @@ static int fits(const struct kd_k3_model *m, struct kd_err *err)
                                       .kda_dim = c->kda_dim,
                                       .conv = c->conv,
                                       .heads = c->heads,
+                                      .q_lora = c->q_lora,
                                       .kv_lora = c->kv_lora,
                                       .nope = c->nope,
                                       .rope = c->rope,
                                       .v_dim = c->v_dim,
                                       .experts = c->experts,
                                       .topk = c->topk,
-                                      .banks = kd_k3_banks(c)};
+                                      .banks = kd_k3_banks(c),
+                                      .latent = c->latent};
     if (m->comm && m->comm->ranks > 1)
         return kd_fail(err, KD_ENOTSUP, "a device holds a whole model, not a part of one");
     return kd_gpu_k3_fits(&s, err);
@@ -177,9 +179,9 @@ static void place_states(struct kd_k3_device *d)
     const struct kd_k3_cfg *c = &d->m->cfg;
     for (int64_t l = 0; l < c->layers; l++) {
         const struct kd_k3_layer *L = &d->m->layers[l];
-        d->layers[l].state = L->mla ? d->page_floats : d->kda_floats;
+        d->layers[l].state = L->mla ? d->page_values : d->kda_floats;
         if (L->mla)
-            d->page_floats += KD_K3_PAGE * (c->kv_lora + c->rope);
+            d->page_values += KD_K3_PAGE * (c->kv_lora + c->rope);
         else
             d->kda_floats += kd_k3_kda_floats(c, L->heads);
     }
@@ -208,6 +210,17 @@ static int open_parts(struct kd_k3_device *d, struct kd_err *err)
     return 0;
 }
 
+/* Fast attention is made for kv_b as it is released. */
+static bool plain_kv_b(const struct kd_k3_model *m)
+{
+    for (int64_t l = 0; l < m->cfg.layers; l++) {
+        const struct kd_mat *w = &m->layers[l].kv_b;
+        if (m->layers[l].mla && (w->type != KD_MAT_BF16 || w->ld != w->cols))
+            return false;
+    }
+    return true;
+}
+
 int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, int index,
                       bool checks, struct kd_err *err)
 {
@@ -218,6 +231,7 @@ int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, in
     d->m = m;
     d->index = index;
     d->cls = checks ? KD_GPU_VALUES : KD_GPU_FAST;
+    d->fast = !checks && plain_kv_b(m);
     d->rows_max = KD_K3_FORWARD_ROWS;
     if (open_parts(d, err)) {
         kd_k3_device_close(d);
@@ -309,6 +323,7 @@ static int mla(const struct run *r, int64_t l, struct kd_err *err)
     const struct kd_k3_cfg *c = &r->d->m->cfg;
     const struct kd_gpu_k3_latents in = {.q_lora = c->q_lora,
                                          .kv_lora = c->kv_lora,
+                                         .fast = r->d->fast,
                                          .eps = c->eps_latent,
                                          .cq = w->cq,
                                          .kv = w->kv,
@@ -317,6 +332,7 @@ static int mla(const struct run *r, int64_t l, struct kd_err *err)
                                          .page = D->state};
     const struct kd_gpu_k3_mla m = {.heads = r->d->m->layers[l].heads,
                                     .kv_lora = c->kv_lora,
+                                    .fast = r->d->fast,
                                     .q = w->q,
                                     .gate = w->gate,
                                     .kv_b = D->kv_b,
@@ -605,7 +621,8 @@ static int start(struct run *r, struct kd_err *err)
             return -1;
     if (send_batch(r, err))
         return -1;
-    kd_gpu_k3_mla_floats(c->heads, c->kv_lora, p->rows, r->b.longest, d->w.mla_floats, &r->parts);
+    kd_gpu_k3_mla_floats(d->fast, c->heads, c->kv_lora, p->rows, r->b.longest, d->w.mla_floats,
+                         &r->parts);
     if (p->o && p->o->after_layer) {
         /* Two banks more than a model fills: room for what is not added yet. */
         struct kd_k3_cfg wide = *c;

@@ -52,7 +52,7 @@ struct kd_k3_device_work {
 
 struct kd_k3_device_page {
     struct kd_k3_device_page *next; /* free ones */
-    float *at;
+    void *at;
     int refs, charged;
 };
 
@@ -77,7 +77,8 @@ struct kd_k3_device {
     int64_t rows_max;
     /* What a pass tells the kernels: segments, ids, their segments, wanted rows. */
     unsigned char *batch, *batch_host;
-    int64_t kda_floats, page_floats; /* of one sequence; of one page, all layers */
+    bool fast;                       /* attention's class: a cache of fp16 (gpu/k3_ops.h) */
+    int64_t kda_floats, page_values; /* of one sequence; of one page, all layers */
     void **slab;
     int64_t slabs;
     struct kd_k3_device_page *pages_free;
@@ -92,9 +93,14 @@ struct kd_k3_device_seq {
     float *kda;
     struct kd_k3_device_page **page;
     int64_t pages, page_cap;
-    float **table; /* the pages' addresses, on the device */
+    void **table; /* the pages' addresses, on the device */
     int64_t table_cap;
 };
+
+static inline int64_t kd_k3_device_page_bytes(const struct kd_k3_device *d)
+{
+    return d->page_values * (d->fast ? 2 : 4);
+}
 
 /* m is open and stays, its device not yet; needs m->layers, ends and store. */
 int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, int index,

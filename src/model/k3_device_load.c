@@ -284,7 +284,8 @@ static int count_all(struct kd_k3_device *d, int64_t *weights, int64_t *more, st
 
 static int check_room(struct kd_k3_device *d, int64_t weights, int64_t work, struct kd_err *err)
 {
-    int64_t free_bytes, sequence = d->kda_floats * 4 + KD_K3_DEVICE_SLAB * d->page_floats * 4;
+    int64_t free_bytes;
+    int64_t sequence = d->kda_floats * 4 + KD_K3_DEVICE_SLAB * kd_k3_device_page_bytes(d);
     char need[32], held[32], extra[32], each[32], room[32];
     if (kd_gpu_free_bytes(d->g, &free_bytes, err))
         return -1;

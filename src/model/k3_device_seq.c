@@ -3,6 +3,7 @@
  * kept for the next. */
 #include "base/mem.h"
 #include "model/k3_device.h"
+#include "num/half.h"
 
 #include <string.h>
 
@@ -18,7 +19,7 @@ static int slab_new(struct kd_k3_device *d, struct kd_err *err)
     d->slab = grown;
     if (kd_mem_zero(&pages, KD_K3_DEVICE_SLAB, sizeof *pages, "pages", err))
         return -1;
-    if (kd_gpu_alloc(d->g, &memory, KD_K3_DEVICE_SLAB * d->page_floats * 4,
+    if (kd_gpu_alloc(d->g, &memory, KD_K3_DEVICE_SLAB * kd_k3_device_page_bytes(d),
                      "pages of the attention cache", err)) {
         kd_mem_free(pages);
         return -1;
@@ -27,7 +28,7 @@ static int slab_new(struct kd_k3_device *d, struct kd_err *err)
     d->slab[2 * d->slabs + 1] = memory;
     d->slabs++;
     for (int i = KD_K3_DEVICE_SLAB - 1; i >= 0; i--) {
-        pages[i].at = (float *)memory + i * d->page_floats;
+        pages[i].at = (unsigned char *)memory + i * kd_k3_device_page_bytes(d);
         pages[i].next = d->pages_free;
         d->pages_free = &pages[i];
     }
@@ -131,7 +132,7 @@ static int tables_grow(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64
         return 0;
     if (kd_mem_new(&grown, cap, sizeof *grown, "attention page table", err))
         return -1;
-    if (kd_gpu_alloc(d->g, &table, cap * (int64_t)sizeof(float *), "attention page table", err)) {
+    if (kd_gpu_alloc(d->g, &table, cap * (int64_t)sizeof(void *), "attention page table", err)) {
         kd_mem_free(grown);
         return -1;
     }
@@ -150,7 +151,7 @@ static int table_send(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64_
                       struct kd_err *err)
 {
     int64_t n = s->pages - from;
-    float **at;
+    void **at;
     if (n <= 0)
         return 0;
     if (kd_mem_new(&at, n, sizeof *at, "attention page table", err))
@@ -166,7 +167,7 @@ int kd_k3_device_seq_reserve(struct kd_k3_device_seq *s, struct kd_k3_device *d,
                              struct kd_err *err)
 {
     int64_t need = (rows + KD_K3_PAGE - 1) / KD_K3_PAGE, cap = s->page_cap, from = s->pages;
-    if (need <= s->pages || !d->page_floats)
+    if (need <= s->pages || !d->page_values)
         return 0;
     if (tables_grow(s, d, need, err))
         return -1;
@@ -179,7 +180,7 @@ int kd_k3_device_seq_reserve(struct kd_k3_device_seq *s, struct kd_k3_device *d,
 int kd_k3_device_seq_copy(struct kd_k3_device_seq *to, const struct kd_k3_device_seq *from,
                           int64_t pos, struct kd_k3_device *d, struct kd_err *err)
 {
-    int64_t full = d->page_floats ? pos / KD_K3_PAGE : 0;
+    int64_t full = d->page_values ? pos / KD_K3_PAGE : 0;
     if (kd_gpu_copy(d->g, to->kda, from->kda, d->kda_floats * 4, err) ||
         tables_grow(to, d, full + 1, err))
         return -1;
@@ -187,11 +188,12 @@ int kd_k3_device_seq_copy(struct kd_k3_device_seq *to, const struct kd_k3_device
         to->page[to->pages] = from->page[to->pages];
         to->page[to->pages]->refs++;
     }
-    if (d->page_floats && pos % KD_K3_PAGE) {
+    if (d->page_values && pos % KD_K3_PAGE) {
         if (page_new(d, &to->page[full], err))
             return -1;
         to->pages++;
-        if (kd_gpu_copy(d->g, to->page[full]->at, from->page[full]->at, d->page_floats * 4, err))
+        if (kd_gpu_copy(d->g, to->page[full]->at, from->page[full]->at, kd_k3_device_page_bytes(d),
+                        err))
             return -1;
     }
     return table_send(to, d, 0, err);
@@ -199,49 +201,69 @@ int kd_k3_device_seq_copy(struct kd_k3_device_seq *to, const struct kd_k3_device
 
 int64_t kd_k3_device_seq_charge(struct kd_k3_device_seq *s, const struct kd_k3_device *d, int by)
 {
-    int64_t floats = d->kda_floats;
+    int64_t bytes = d->kda_floats * 4;
     for (int64_t i = 0; i < s->pages; i++) {
         int before = s->page[i]->charged;
         s->page[i]->charged += by;
-        floats += (by > 0 ? before : before + by) == 0 ? d->page_floats : 0;
+        bytes += (by > 0 ? before : before + by) == 0 ? kd_k3_device_page_bytes(d) : 0;
     }
-    return floats * 4;
+    return bytes;
 }
 
-/* `count` floats at `at`, through `host`. */
-static int span_io(struct kd_k3_device *d, float *at, int64_t count, bool write, float *host,
-                   int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err), void *ctx,
-                   struct kd_err *err)
+struct span_io {
+    struct kd_k3_device *d;
+    bool write;
+    int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err);
+    void *ctx;
+    float *host;      /* room for the longest span */
+    uint16_t *halves; /* and for a page of fp16 */
+};
+
+/* `count` values at `at`, fp32 or fp16 there, always fp32 for whoever reads and writes them. */
+static int span(const struct span_io *s, void *at, int64_t count, bool half, struct kd_err *err)
 {
-    if (write)
-        return kd_gpu_download(d->g, host, at, count * 4, err) || io(ctx, host, count * 4, err) ? -1
-                                                                                                : 0;
-    return io(ctx, host, count * 4, err) || kd_gpu_upload(d->g, at, host, count * 4, err) ? -1 : 0;
+    void *there = half ? (void *)s->halves : s->host;
+    int64_t bytes = count * (half ? 2 : 4);
+    if (s->write) {
+        if (kd_gpu_download(s->d->g, there, at, bytes, err))
+            return -1;
+        for (int64_t i = 0; half && i < count; i++)
+            s->host[i] = kd_f16_f32(s->halves[i]);
+        return s->io(s->ctx, s->host, count * 4, err);
+    }
+    if (s->io(s->ctx, s->host, count * 4, err))
+        return -1;
+    for (int64_t i = 0; half && i < count; i++) {
+        float x = s->host[i];
+        s->halves[i] = kd_f32_f16(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
+    }
+    return kd_gpu_upload(s->d->g, at, there, bytes, err);
 }
 
-int kd_k3_device_seq_io(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64_t pos, bool write,
+int kd_k3_device_seq_io(struct kd_k3_device_seq *q, struct kd_k3_device *d, int64_t pos, bool write,
                         int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err),
                         void *ctx, struct kd_err *err)
 {
     const struct kd_k3_model *m = d->m;
     int64_t w = m->cfg.kv_lora + m->cfg.rope, page = KD_K3_PAGE * w, most = page;
-    float *host;
+    struct span_io s = {.d = d, .write = write, .io = io, .ctx = ctx};
     for (int64_t l = 0; l < m->cfg.layers; l++)
         if (!m->layers[l].mla && kd_k3_kda_floats(&m->cfg, m->layers[l].heads) > most)
             most = kd_k3_kda_floats(&m->cfg, m->layers[l].heads);
-    if (kd_mem_new(&host, most, sizeof *host, "a layer's state", err))
+    if (kd_mem_new(&s.host, most, sizeof *s.host, "a layer's state", err))
         return -1;
-    int rc = 0;
+    int rc = d->fast ? kd_mem_new(&s.halves, page, sizeof *s.halves, "a page", err) : 0;
     for (int64_t l = 0; l < m->cfg.layers && !rc; l++) {
         int64_t from = d->layers[l].state;
         if (!m->layers[l].mla)
-            rc = span_io(d, s->kda + from, kd_k3_kda_floats(&m->cfg, m->layers[l].heads), write,
-                         host, io, ctx, err);
-        for (int64_t at = 0; m->layers[l].mla && at < pos && !rc; at += KD_K3_PAGE)
-            rc = span_io(d, s->page[at / KD_K3_PAGE]->at + from,
-                         (pos - at < KD_K3_PAGE ? pos - at : KD_K3_PAGE) * w, write, host, io, ctx,
-                         err);
+            rc = span(&s, q->kda + from, kd_k3_kda_floats(&m->cfg, m->layers[l].heads), false, err);
+        for (int64_t at = 0; m->layers[l].mla && at < pos && !rc; at += KD_K3_PAGE) {
+            unsigned char *to = q->page[at / KD_K3_PAGE]->at;
+            rc = span(&s, to + from * (d->fast ? 2 : 4),
+                      (pos - at < KD_K3_PAGE ? pos - at : KD_K3_PAGE) * w, d->fast, err);
+        }
     }
-    kd_mem_free(host);
+    kd_mem_free(s.host);
+    kd_mem_free(s.halves);
     return rc;
 }

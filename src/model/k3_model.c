@@ -89,7 +89,7 @@ int kd_k3_traffic(const struct kd_k3_model *m, struct kd_k3_traffic *t, struct k
         for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
             t->trunk_bytes += mats[i]->type != KD_MAT_NONE ? kd_mat_bytes(mats[i]) : 0;
         if (L->mla)
-            t->position_bytes += (c->kv_lora + c->rope) * (int64_t)sizeof(float);
+            t->position_bytes += (c->kv_lora + c->rope) * (m->dev && m->dev->fast ? 2 : 4);
         else
             t->state_bytes += 2 * kd_k3_kda_floats(c, L->heads) * (int64_t)sizeof(float);
         if (!L->moe || t->expert_bytes)

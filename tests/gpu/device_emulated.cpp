@@ -394,33 +394,25 @@ int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b, const voi
                     int64_t hidden, float *p, struct kd_err *)
 {
     const struct kd_gpu_k3_batch c = *b;
-    return then(g, [=] {
-        KD_LAUNCH(embed_rows, c.rows, NORM_THREADS, 0, 0, c.ids, table, bf16, hidden, p);
-    });
+    return then(g, [=] { launch_embed(c, table, bf16, hidden, p, 0); });
 }
 
 int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m, struct kd_err *)
 {
     const struct kd_gpu_k3_mix c = *m;
-    return then(g, [=] { launch_mix(c, 0); });
+    return then(g, [=] { launch_mix(c, true, 0); });
 }
 
 int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps, int64_t rows,
                    int64_t n, float *out, struct kd_err *)
 {
-    return then(g, [=] {
-        KD_LAUNCH(norm_rows, rows, NORM_THREADS, NORM_THREADS / 32 * sizeof(float), 0, x, w, eps, n,
-                  out);
-    });
+    return then(g, [=] { launch_norm(x, w, eps, rows, n, out, 0); });
 }
 
 int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta, float linear,
                    int64_t count, float *out, struct kd_err *)
 {
-    return then(g, [=] {
-        KD_LAUNCH(situ_all, (count + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, 0, a, b,
-                  beta, linear, count, out);
-    });
+    return then(g, [=] { launch_situ(a, b, beta, linear, count, out, 0); });
 }
 
 int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
@@ -439,20 +431,20 @@ int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
     return then(g, [=] { launch_latents(c, a, 0); });
 }
 
-int64_t kd_gpu_k3_mla_floats(int64_t heads, int64_t kv_lora, int64_t rows, int64_t longest,
-                             int64_t most, int64_t *parts)
+int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
+                             int64_t longest, int64_t most, int64_t *parts)
 {
-    return mla_floats(heads, kv_lora, rows, longest, most, parts);
+    return mla_floats(fast, heads, kv_lora, rows, longest, most, parts);
 }
 
 int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_mla *m, struct kd_err *err)
 {
     const mla_args a = mla_args_of(*b, *m);
-    const bool bf16 = m->bf16;
+    const bool bf16 = m->bf16, fast = m->fast;
     if (m->kv_lora != 128)
         return kd_fail(err, KD_ENOTSUP, "latents of 128 here");
-    return then(g, [=] { launch_mla<128>(a, bf16, 0); });
+    return then(g, [=] { fast ? launch_mla_fast<128>(a, 0) : launch_mla<128>(a, bf16, 0); });
 }
 
 int kd_gpu_k3_route_run(struct kd_gpu *g, const struct kd_gpu_k3_route *r, struct kd_err *)

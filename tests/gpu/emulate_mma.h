@@ -5,7 +5,7 @@
 #define KD_CALL inline
 
 /* What the lanes of a warp put on the table. */
-static uint32_t kd_emulated_words[32][32][8];
+static uint32_t kd_emulated_words[KD_EMULATED_WARPS][32][8];
 
 KD_DEV uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
 {
@@ -54,21 +54,69 @@ KD_DEV float kd_emulated_half(int lane, int word, int half)
     return kd_half_float(
         (uint16_t)(kd_emulated_words[kd_emulated.thread / 32][lane][word] >> 16 * half));
 }
-KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
+KD_DEV float kd_emulated_bf16(int lane, int word, int half)
+{
+    const uint32_t u = kd_emulated_words[kd_emulated.thread / 32][lane][word];
+    const uint32_t bits = half ? u & 0xffff0000u : u << 16;
+    float x;
+
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+/* The product of m16n8k16, of values that VALUE reads. */
+template <float (*VALUE)(int, int, int)>
+static inline void kd_emulated_mma(float d[4], const uint32_t mine[6])
 {
     const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
-    const kd_h2 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
 
-    memcpy(kd_emulated_words[kd_emulated.thread / 32][lane], mine, sizeof mine);
+    memcpy(kd_emulated_words[kd_emulated.thread / 32][lane], mine, 6 * sizeof *mine);
     kd_sync_warp();
     for (int i = 0; i < 4; i++) {
         double sum = (double)d[i];
         for (int k = 0; k < 16; k++)
-            sum += (double)kd_emulated_half(4 * g + k % 8 / 2, i / 2 + k / 8 * 2, k % 2) *
-                   (double)kd_emulated_half(4 * (2 * t + i % 2) + k % 8 / 2, 4 + k / 8, k % 2);
+            sum += (double)VALUE(4 * g + k % 8 / 2, i / 2 + k / 8 * 2, k % 2) *
+                   (double)VALUE(4 * (2 * t + i % 2) + k % 8 / 2, 4 + k / 8, k % 2);
         d[i] = (float)sum;
     }
     kd_sync_warp();
+}
+KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
+{
+    const uint32_t mine[6] = {kd_h2_bits(a[0]), kd_h2_bits(a[1]), kd_h2_bits(a[2]),
+                              kd_h2_bits(a[3]), kd_h2_bits(b0),   kd_h2_bits(b1)};
+    kd_emulated_mma<kd_emulated_half>(d, mine);
+}
+KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    kd_emulated_mma<kd_emulated_bf16>(d, mine);
+}
+KD_DEV void kd_emulated_matrices(uint32_t r[4], const void *row, bool turned)
+{
+    uint32_t(*v)[8] = kd_emulated_words[kd_emulated.thread / 32];
+    const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
+
+    if ((uintptr_t)row % 16)
+        abort();
+    memcpy(v[lane], row, 16);
+    kd_sync_warp();
+    for (int i = 0; i < 4; i++) {
+        uint16_t h[2];
+        for (int j = 0; j < 2; j++) {
+            const int of = turned ? 2 * t + j : g, at = turned ? g : 2 * t + j;
+            h[j] = (uint16_t)(v[8 * i + of][at / 2] >> 16 * (at % 2));
+        }
+        r[i] = h[0] | (uint32_t)h[1] << 16;
+    }
+    kd_sync_warp();
+}
+KD_DEV void kd_load_matrices(uint32_t r[4], const void *row)
+{
+    kd_emulated_matrices(r, row, false);
+}
+KD_DEV void kd_load_matrices_turned(uint32_t r[4], const void *row)
+{
+    kd_emulated_matrices(r, row, true);
 }
 KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
 {
@@ -120,12 +168,6 @@ KD_DEV int32_t kd_round_int(float x)
            : x >= 2147483648.0f ? INT32_MAX
            : x < -2147483648.0f ? INT32_MIN
                                 : (int32_t)rintf(x);
-}
-KD_DEV void kd_launch_next(void)
-{
-}
-KD_DEV void kd_launch_wait(void)
-{
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* The device's kernels for K3 outside of products, run on the CPU (tests/gpu/emulate.h): KDA and
  * the router give the CPU's bits, the residual mix and attention stay within a bound of double
- * precision, and no row's bits depend on how rows are fed. */
+ * precision, and no row's bits depend on how rows are fed or how many share a block. */
 #define KD_GPU_EMULATE
 #include "gpu/k3_launch.cuh"
 
@@ -30,9 +30,18 @@ static void test_mix(int banks, bool push, bool replace, bool more, bool add, co
     m.more = more ? m.more : nullptr;
     floats p_want = p, bank_want = bank;
     const std::vector<double> want = mix_want(m, &p_want, &bank_want);
-    launch_mix(m, 0);
+    const floats p_was = p, bank_was = bank;
+    launch_mix(m, true, 0);
     const double d = apart(out, want);
-    hold(d < 1e-6 && !bits_differ(p, p_want) && !bits_differ(bank, bank_want), what, d);
+    bool good = d < 1e-6 && !bits_differ(p, p_want) && !bits_differ(bank, bank_want);
+    /* One block in the place of a team. */
+    const floats team = out;
+    p = p_was;
+    bank = bank_was;
+    launch_mix(m, false, 0);
+    good =
+        good && !bits_differ(out, team) && !bits_differ(p, p_want) && !bits_differ(bank, bank_want);
+    hold(good, what, d);
 }
 
 /* Two sequences, tokens fed in cuts; the states and outputs must be the CPU's each time. */
@@ -95,115 +104,185 @@ static void test_rows(void)
         failures++;
         return;
     }
-    KD_LAUNCH(situ_all, (ROWS * N + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, 0, x.data(),
-              u.data(), 4.0f, 25.0f, (int64_t)(ROWS * N), out.data());
+    launch_situ(x.data(), u.data(), 4.0f, 25.0f, ROWS * N, out.data(), 0);
     floats all(ROWS * N);
     k.situ(x.data(), u.data(), 4.0f, 25.0f, all.data(), ROWS * N);
     hold(!bits_differ(out, all), "SiTU: bits that differ", (double)bits_differ(out, all));
-    KD_LAUNCH(norm_rows, ROWS, NORM_THREADS, NORM_THREADS / 32 * sizeof(float), 0, x.data(),
-              w.data(), 1e-5f, (int64_t)N, out.data());
+    launch_norm(x.data(), w.data(), 1e-5f, ROWS, N, out.data(), 0);
     k.rmsnorm(&x[N], w.data(), 1e-5f, N, want.data());
     const double d =
         apart(floats(out.begin() + N, out.end()), std::vector<double>(want.begin(), want.end()));
     hold(d < 5e-7, "norm", d);
     for (uint16_t &h : table)
         h = kd_f32_bf16(v.next());
-    KD_LAUNCH(embed_rows, ROWS, NORM_THREADS, 0, 0, ids, table.data(), true, (int64_t)N,
-              out.data());
+    kd_gpu_k3_batch b = {ROWS, 1, ids, nullptr, nullptr, 1};
+    launch_embed(b, table.data(), true, N, out.data(), 0);
     for (size_t i = 0; i < out.size(); i++)
         bad += out[i] != kd_bf16_f32(table[(size_t)ids[i / N] * N + i % N]);
-    KD_LAUNCH(embed_rows, 1, NORM_THREADS, 0, 0, ids + 1, x.data(), false, (int64_t)N, out.data());
+    b.ids = ids + 1;
+    b.rows = 1;
+    launch_embed(b, x.data(), false, N, out.data(), 0);
     bad += memcmp(out.data(), &x[N], N * sizeof(float)) != 0;
     hold(!bad, "embedding: values that differ", (double)bad);
 }
 
+/* A sequence's cache, as the kernels have it and as floats. */
 struct cache {
+    bool half;
     std::vector<floats> memory;
-    std::vector<float *> page;
-    cache(values &v, int64_t positions, size_t page_floats)
+    std::vector<std::vector<uint16_t>> halves;
+    std::vector<void *> page;
+    cache(values &v, int64_t positions, size_t page_values, bool fast) : half(fast)
     {
-        for (int64_t i = 0; i < positions; i += KD_GPU_K3_PAGE)
-            memory.push_back(v.some(page_floats, 2));
-        for (floats &f : memory)
-            page.push_back(f.data());
+        for (int64_t i = 0; i < positions; i += KD_GPU_K3_PAGE) {
+            memory.push_back(v.some(page_values, 2));
+            halves.emplace_back();
+            for (float x : memory.back())
+                halves.back().push_back(kd_f32_f16(x));
+        }
+        for (size_t i = 0; i < memory.size(); i++)
+            page.push_back(half ? (void *)halves[i].data() : memory[i].data());
+    }
+    /* As it is now. */
+    std::vector<const float *> values_now()
+    {
+        std::vector<const float *> at;
+        for (size_t i = 0; i < memory.size(); i++) {
+            for (size_t j = 0; half && j < memory[i].size(); j++)
+                memory[i][j] = kd_f16_f32(halves[i][j]);
+            at.push_back(memory[i].data());
+        }
+        return at;
     }
 };
 
-/* The first sequence has LAST - ROWS + 2 .. LAST positions for its rows, the second one.  */
-template <int LORA, bool BF16, int ROWS> static void test_mla(int heads, const char *what)
+struct mla_case {
+    int lora, heads, rows;
+    bool bf16, fast;
+    double bound;
+    const char *what;
+};
+
+static void launch_attention(int lora, const mla_args &a, const mla_case &c)
 {
-    enum { LAST = 131, LAYERS = 2, Q_LORA = 96, W = LORA + KD_GPU_K3_ROPE, PARTS = 4 };
-    const int64_t page_floats = LAYERS * KD_GPU_K3_PAGE * W;
-    values v(LORA + (unsigned)heads);
-    cache c[2] = {cache(v, LAST, (size_t)page_floats), cache(v, 3, (size_t)page_floats)};
-    kd_gpu_k3_seg seg[2] = {{0, ROWS - 1, LAST - ROWS + 1, nullptr, c[0].page.data()},
-                            {ROWS - 1, 1, 0, nullptr, c[1].page.data()}};
-    int32_t row_seg[ROWS] = {0};
-    row_seg[ROWS - 1] = 1;
-    const kd_gpu_k3_batch b = {ROWS, 2, nullptr, row_seg, seg, LAST};
-    floats q = v.some((size_t)(ROWS * heads * 192), 2), gate = v.some((size_t)(ROWS * heads * 128)),
-           kv = v.some(ROWS * W, 2), cq = v.some(ROWS * Q_LORA), q_norm = v.some(Q_LORA, 1, 1),
-           kv_norm = v.some(LORA, 0.3f, 1), kv_b = v.some((size_t)(heads * 256 * LORA), 0.2f);
+    if (lora == 128)
+        c.fast ? launch_mla_fast<128>(a, 0) : launch_mla<128>(a, c.bf16, 0);
+    else if (lora == 256)
+        c.fast ? launch_mla_fast<256>(a, 0) : launch_mla<256>(a, c.bf16, 0);
+    else
+        c.fast ? launch_mla_fast<512>(a, 0) : launch_mla<512>(a, c.bf16, 0);
+}
+
+/* The first sequence has last - rows + 2 .. last positions for its rows, the second one. */
+static void test_mla(const mla_case &m)
+{
+    enum { LAYERS = 2, Q_LORA = 96 };
+    const int64_t last = m.fast ? 300 : 131, w = m.lora + KD_GPU_K3_ROPE;
+    const int rows = m.rows, heads = m.heads;
+    const int64_t page_values = LAYERS * KD_GPU_K3_PAGE * w;
+    values v((uint64_t)(m.lora + heads));
+    cache c[2] = {cache(v, last, (size_t)page_values, m.fast),
+                  cache(v, 3, (size_t)page_values, m.fast)};
+    kd_gpu_k3_seg seg[2] = {{0, rows - 1, last - rows + 1, nullptr, c[0].page.data()},
+                            {rows - 1, 1, 0, nullptr, c[1].page.data()}};
+    std::vector<int32_t> row_seg((size_t)rows);
+    row_seg.back() = 1;
+    const kd_gpu_k3_batch b = {rows, 2, nullptr, row_seg.data(), seg, last};
+    floats q = v.some((size_t)(rows * heads * 192), 2), gate = v.some((size_t)(rows * heads * 128)),
+           kv = v.some((size_t)(rows * w), 2), cq = v.some((size_t)(rows * Q_LORA)),
+           q_norm = v.some(Q_LORA, 1, 1), kv_norm = v.some((size_t)m.lora, 0.3f, 1),
+           kv_b = v.some((size_t)(heads * 256 * m.lora), 0.2f);
     std::vector<uint16_t> half(kv_b.size());
     for (size_t i = 0; i < half.size(); i++) {
         half[i] = kd_f32_bf16(kv_b[i]);
-        kv_b[i] = BF16 ? kd_bf16_f32(half[i]) : kv_b[i];
+        kv_b[i] = m.bf16 ? kd_bf16_f32(half[i]) : kv_b[i];
     }
     launch_latents(b,
-                   {Q_LORA, LORA, 1e-6f, cq.data(), kv.data(), q_norm.data(), kv_norm.data(),
-                    page_floats / LAYERS},
+                   {Q_LORA, m.lora, m.fast, 1e-6f, cq.data(), kv.data(), q_norm.data(),
+                    kv_norm.data(), page_values / LAYERS},
                    0);
-    const float *put = c[0].page[(LAST - 1) / 64] + page_floats / LAYERS + (LAST - 1) % 64 * W;
+    const std::vector<const float *> now[2] = {c[0].values_now(), c[1].values_now()};
+    const float *put = now[0][(size_t)(last - 1) / 64] + page_values / LAYERS + (last - 1) % 64 * w;
+    const float *fed = &kv[(size_t)((rows - 2) * w)];
     double square = 0, d = 0;
-    for (int i = 0; i < LORA; i++)
-        square += (double)kv[(ROWS - 2) * W + (size_t)i] * kv[(ROWS - 2) * W + (size_t)i];
-    for (int i = 0; i < LORA; i++)
-        d = std::max(d,
-                     std::fabs(put[i] - kv[(ROWS - 2) * W + (size_t)i] /
-                                            std::sqrt(square / LORA + 1e-6) * kv_norm[(size_t)i]));
-    hold(d < 1e-6 && !memcmp(put + LORA, &kv[(ROWS - 2) * W + LORA], 4 * KD_GPU_K3_ROPE),
-         "  cache rows, absolute difference", d);
+    for (int i = 0; i < m.lora; i++)
+        square += (double)fed[i] * fed[i];
+    for (int i = 0; i < w; i++) {
+        const double x = i < m.lora
+                             ? fed[i] / std::sqrt(square / m.lora + 1e-6) * kv_norm[(size_t)i]
+                             : (double)fed[i];
+        d = std::max(d, std::fabs(put[i] - x));
+    }
+    hold(d < (m.fast ? 2e-3 : 1e-6), "  cache rows, absolute difference", d);
 
     floats got[2];
-    std::vector<double> want((size_t)(ROWS * heads * 128));
+    std::vector<double> want((size_t)(rows * heads * 128));
     for (int way = 0; way < 2; way++) { /* parts side by side, then one after the other */
         int64_t parts;
         floats y(want.size(), -7),
-            work((size_t)mla_floats(heads, LORA, ROWS, LAST, way ? 1 : 1 << 30, &parts), NAN);
-        kd_gpu_k3_mla m = {heads,
-                           LORA,
-                           q.data(),
-                           gate.data(),
-                           BF16 ? (const void *)half.data() : kv_b.data(),
-                           BF16,
-                           page_floats / LAYERS,
-                           work.data(),
-                           parts,
-                           y.data()};
-        if (parts != (way ? 1 : PARTS))
+            work((size_t)mla_floats(m.fast, heads, m.lora, rows, last, way ? 1 : 1 << 30, &parts),
+                 NAN);
+        const kd_gpu_k3_mla a = {heads,       m.lora,
+                                 m.fast,      q.data(),
+                                 gate.data(), m.bf16 ? (const void *)half.data() : kv_b.data(),
+                                 m.bf16,      page_values / LAYERS,
+                                 work.data(), parts,
+                                 y.data()};
+        if (parts != (way ? 1 : 4))
             failures++;
-        launch_mla<LORA>(mla_args_of(b, m), BF16, 0);
+        launch_attention(m.lora, mla_args_of(b, a), m);
         got[way] = y;
-        for (int64_t r = 0; r < ROWS && !way; r++)
-            mla_want(m, c[row_seg[r]].page.data(), r, r < ROWS - 1 ? LAST - ROWS + 2 + r : 1, kv_b,
-                     &want[(size_t)(r * heads * 128)]);
+        for (int64_t r = 0; r < rows && !way; r++)
+            mla_want(a, now[row_seg[(size_t)r]].data(), r, r < rows - 1 ? last - rows + 2 + r : 1,
+                     kv_b, &want[(size_t)(r * heads * 128)]);
     }
     d = apart(got[0], want);
-    hold(d < 2e-6 && !bits_differ(got[0], got[1]), what, d);
+    hold(d < m.bound && !bits_differ(got[0], got[1]), m.what, d);
     /* The last two rows alone. */
-    kd_gpu_k3_seg few[2] = {{0, 1, LAST - 1, nullptr, c[0].page.data()},
+    kd_gpu_k3_seg few[2] = {{0, 1, last - 1, nullptr, c[0].page.data()},
                             {1, 1, 0, nullptr, c[1].page.data()}};
     const int32_t few_seg[2] = {0, 1};
     int64_t parts;
     floats y((size_t)(2 * heads * 128)),
-        work((size_t)mla_floats(heads, LORA, 2, LAST, 1 << 30, &parts));
-    const size_t from = (size_t)((ROWS - 2) * heads);
-    launch_mla<LORA>(mla_args_of({2, 2, nullptr, few_seg, few, LAST},
-                                 {heads, LORA, &q[from * 192], &gate[from * 128],
-                                  BF16 ? (const void *)half.data() : kv_b.data(), BF16,
-                                  page_floats / LAYERS, work.data(), parts, y.data()}),
-                     BF16, 0);
+        work((size_t)mla_floats(m.fast, heads, m.lora, 2, last, 1 << 30, &parts));
+    const size_t from = (size_t)((rows - 2) * heads);
+    launch_attention(m.lora,
+                     mla_args_of({2, 2, nullptr, few_seg, few, last},
+                                 {heads, m.lora, m.fast, &q[from * 192], &gate[from * 128],
+                                  m.bf16 ? (const void *)half.data() : kv_b.data(), m.bf16,
+                                  page_values / LAYERS, work.data(), parts, y.data()}),
+                     m);
     hold(!memcmp(y.data(), &got[0][from * 128], y.size() * 4), "  two rows alone: same bits", 0);
+}
+
+/* How many heads share a block changes no bits. */
+static void test_head_tiles(void)
+{
+    enum { HEADS = 20, LORA = 128, W = LORA + KD_GPU_K3_ROPE, N = 70 };
+    values v(12);
+    cache c(v, N, KD_GPU_K3_PAGE * W, true);
+    kd_gpu_k3_seg seg = {0, 1, N - 1, nullptr, c.page.data()};
+    const int32_t row_seg = 0;
+    std::vector<uint16_t> latent;
+    for (float x : v.some(HEADS * W))
+        latent.push_back(kd_f32_f16(x));
+    floats slot[2] = {floats(HEADS * (LORA + MLA_SLOT)), floats(HEADS * (LORA + MLA_SLOT))};
+    for (int way = 0; way < 2; way++) {
+        const mla_args a = {{1, 1, nullptr, &row_seg, &seg, N},
+                            HEADS,
+                            0,
+                            FAST_PART,
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            latent.data(),
+                            slot[way].data(),
+                            1,
+                            nullptr};
+        way ? launch_attend_fast<LORA, 3>(a, 0) : launch_attend_fast<LORA, 1>(a, 0);
+    }
+    const size_t bad = bits_differ(slot[0], slot[1]);
+    hold(!bad, "heads in blocks of 16 and 48: bits that differ", (double)bad);
 }
 
 static void test_route(int64_t experts, int64_t topk, int64_t used, bool renormalize)
@@ -255,11 +334,17 @@ int main(void)
     test_mix(14, true, true, false, true, "mix, fifteen banks");
     test_rows();
     test_kda();
-    test_mla<128, true, 6>(2, "MLA, latents of 128, two heads");
-    test_mla<256, false, 2>(4, "MLA, latents of 256, fp32");
-    test_mla<512, true, 2>(19, "MLA, latents of 512, 19 heads");
+    test_mla({128, 2, 6, true, false, 2e-6, "MLA, latents of 128, two heads"});
+    test_mla({256, 4, 2, false, false, 2e-6, "MLA, latents of 256, fp32"});
+    test_mla({512, 19, 2, true, false, 2e-6, "MLA, latents of 512, 19 heads"});
+    test_mla({128, 2, 35, true, true, 1e-3, "MLA on tensor cores, latents of 128, two heads"});
+    test_mla({256, 4, 2, true, true, 1e-3, "MLA on tensor cores, latents of 256"});
+    test_mla({512, 19, 2, true, true, 1e-3, "MLA on tensor cores, latents of 512, 19 heads"});
+    test_head_tiles();
     test_route(896, 16, 16, true);
-    test_route(32, 4, 3, false);
+    test_route(1000, 32, 30, true);
+    test_route(72, 8, 8, true);
+    test_route(20, 4, 3, false);
     test_mass();
     return failures != 0;
 }

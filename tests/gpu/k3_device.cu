@@ -71,14 +71,14 @@ template <class T> struct there {
 
 /* Sequences of a batch: `count` rows each, `pos` positions before them. */
 struct batch {
-    std::vector<there<float *> *> tables;
+    std::vector<there<void *> *> tables;
     there<kd_gpu_k3_seg> seg;
     there<int32_t> row_seg, ids;
     kd_gpu_k3_batch b;
     struct one {
         int64_t count, pos;
         float *kda;
-        std::vector<float *> pages;
+        std::vector<void *> pages;
     };
     explicit batch(const std::vector<one> &s)
         : seg((int64_t)s.size()), row_seg(rows_of(s)), ids(rows_of(s)), b()
@@ -86,8 +86,7 @@ struct batch {
         std::vector<kd_gpu_k3_seg> host;
         std::vector<int32_t> of, tokens;
         for (const one &o : s) {
-            tables.push_back(
-                new there<float *>(o.pages.empty() ? std::vector<float *>(1) : o.pages));
+            tables.push_back(new there<void *>(o.pages.empty() ? std::vector<void *>(1) : o.pages));
             host.push_back({(int64_t)of.size(), o.count, o.pos, o.kda, tables.back()->at});
             b.longest = std::max(b.longest, o.pos + o.count);
             for (int64_t i = 0; i < o.count; i++)
@@ -107,7 +106,7 @@ struct batch {
     }
     ~batch()
     {
-        for (there<float *> *t : tables)
+        for (there<void *> *t : tables)
             delete t;
     }
     static int64_t rows_of(const std::vector<one> &s)
@@ -225,59 +224,75 @@ static void check_route(const struct kd_kern &k)
 }
 
 /* Pages of one layer. */
-static std::vector<float *> pages_of(float *memory, int64_t positions)
+static std::vector<void *> pages_of(void *memory, int64_t positions, bool fast)
 {
-    std::vector<float *> p;
+    std::vector<void *> p;
     for (int64_t i = 0; i < positions; i += KD_GPU_K3_PAGE)
-        p.push_back(memory + i * WIDTH);
+        p.push_back((char *)memory + i * WIDTH * (fast ? 2 : 4));
     return p;
 }
 
-static void check_mla(int64_t positions)
+/* Attention of `few` rows at the end of a context and one in its midst. */
+static void check_mla(int64_t positions, int few, bool fast)
 {
-    enum { ROWS = 3 };
+    const int rows = few + 1;
     values v((uint64_t)positions);
     const int64_t room = (positions + KD_GPU_K3_PAGE - 1) / KD_GPU_K3_PAGE * KD_GPU_K3_PAGE;
-    floats cache = v.some((size_t)(room * WIDTH)), q = v.some(ROWS * HEADS * QD, 2),
-           gate = v.some(ROWS * CH), kv_b = v.some((size_t)HEADS * 2 * D * LORA, 0.05f);
-    std::vector<uint16_t> half(kv_b.size());
+    floats cache = v.some((size_t)(room * WIDTH)), q = v.some((size_t)(rows * HEADS * QD), 2),
+           gate = v.some((size_t)(rows * CH)), kv_b = v.some((size_t)HEADS * 2 * D * LORA, 0.05f);
+    std::vector<uint16_t> half(kv_b.size()), half_cache(cache.size());
     for (size_t i = 0; i < half.size(); i++) {
         half[i] = kd_f32_bf16(kv_b[i]);
         kv_b[i] = kd_bf16_f32(half[i]);
     }
-    there<float> dc(cache), dq(q), dg(gate), y(ROWS * CH);
-    there<uint16_t> dkv(half);
-    std::vector<float *> host, pages = pages_of(dc.at, room);
+    for (size_t i = 0; fast && i < cache.size(); i++) {
+        half_cache[i] = kd_f32_f16(cache[i]);
+        cache[i] = kd_f16_f32(half_cache[i]);
+    }
+    there<float> dc(cache), dq(q), dg(gate), y(rows * CH);
+    there<uint16_t> dkv(half), dhalf(half_cache);
+    std::vector<void *> pages = pages_of(fast ? (void *)dhalf.at : dc.at, room, fast);
+    std::vector<const float *> host;
     for (int64_t i = 0; i < room; i += KD_GPU_K3_PAGE)
         host.push_back(cache.data() + i * WIDTH);
-    batch b({{2, positions - 2, nullptr, pages}, {1, 40, nullptr, pages}});
+    batch b({{few, positions - few, nullptr, pages}, {1, 40, nullptr, pages}});
     floats got[2];
-    std::vector<double> want(ROWS * CH);
-    kd_gpu_k3_mla m = {HEADS, LORA, dq.at, dg.at, dkv.at, true, 0, nullptr, 0, y.at};
+    kd_gpu_k3_mla m = {HEADS, LORA, fast, dq.at, dg.at, dkv.at, true, 0, nullptr, 0, y.at};
     for (int way = 0; way < 2; way++) {
-        there<float> work(
-            kd_gpu_k3_mla_floats(HEADS, LORA, ROWS, b.b.longest, way ? 1 : 1 << 30, &m.parts));
+        there<float> work(kd_gpu_k3_mla_floats(fast, HEADS, LORA, rows, b.b.longest,
+                                               way ? 1 : 1 << 30, &m.parts));
         m.work = work.at;
         must(kd_gpu_k3_mla_run(gpu, &b.b, &m, &err));
         got[way] = y.back();
     }
+    /* The first row, the last one of the first sequence, and the other sequence's. */
+    const int held[3] = {0, few - 1, few};
+    floats some;
+    std::vector<double> want(3 * CH);
     m.q = q.data();
     m.gate = gate.data();
-    for (int64_t r = 0; r < ROWS; r++)
-        mla_want(m, host.data(), r, r < 2 ? positions - 1 + r : 41, kv_b, &want[(size_t)(r * CH)]);
-    char what[64];
-    snprintf(what, sizeof what, "MLA over %lld positions, of double precision",
-             (long long)positions);
-    const double d = apart(got[0], want);
-    hold(d < 3e-6, what, d);
+    for (int i = 0; i < 3; i++) {
+        const int r = held[i];
+        mla_want(m, host.data(), r, r < few ? positions - few + 1 + r : 41, kv_b,
+                 &want[(size_t)(i * CH)]);
+        some.insert(some.end(), got[0].begin() + r * CH, got[0].begin() + (r + 1) * CH);
+    }
+    char what[80];
+    snprintf(what, sizeof what, "MLA%s, %d rows, %lld positions, of double precision",
+             fast ? " fast" : "", rows, (long long)positions);
+    const double d = apart(some, want);
+    hold(d < (fast ? 1e-3 : 3e-6), what, d);
     hold(!bits_differ(got[0], got[1]), "  parts at once and in turn: bits that differ",
          (double)bits_differ(got[0], got[1]));
     batch alone({{1, positions - 1, nullptr, pages}});
-    there<float> work(kd_gpu_k3_mla_floats(HEADS, LORA, 1, positions, 1 << 30, &m.parts)), one(CH);
-    m = {HEADS, LORA, dq.at + HEADS * QD, dg.at + CH, dkv.at, true, 0, work.at, m.parts, one.at};
+    there<float> work(kd_gpu_k3_mla_floats(fast, HEADS, LORA, 1, positions, 1 << 30, &m.parts)),
+        one(CH);
+    const int last = few - 1;
+    m = {HEADS,   LORA,    fast,  dq.at + last * HEADS * QD, dg.at + last * CH, dkv.at, true, 0,
+         work.at, m.parts, one.at};
     must(kd_gpu_k3_mla_run(gpu, &alone.b, &m, &err));
     const size_t bad =
-        bits_differ(one.back(), floats(got[0].begin() + CH, got[0].begin() + 2 * CH));
+        bits_differ(one.back(), floats(got[0].begin() + last * CH, got[0].begin() + few * CH));
     hold(!bad, "  a row alone: bits that differ", (double)bad);
 }
 
@@ -375,40 +390,94 @@ static void time_kda(double most)
     }
 }
 
+/* Random values of a megabyte, over and over. */
+template <class T> static void fill(const there<T> &to, const std::vector<T> &some)
+{
+    int64_t n = std::min<int64_t>((int64_t)some.size(), to.count);
+    must(kd_gpu_upload(gpu, to.at, some.data(), n * (int64_t)sizeof(T), &err));
+    for (int64_t more; n < to.count; n += more) {
+        more = std::min(n, to.count - n);
+        must(kd_gpu_copy(gpu, to.at + n, to.at, more * (int64_t)sizeof(T), &err));
+    }
+}
+
+/* One call over a context of n for each of some rows; kv_b is another one each time. */
+struct mla_timing {
+    enum { SEQS = 64, LAYERS = 4 };
+    static constexpr int64_t LONGEST = 32768;
+    there<float> q, gate, y, work;
+    there<uint16_t> kv_b, cache;
+    explicit mla_timing(int64_t room)
+        : q(SEQS * HEADS * QD), gate(SEQS * CH), y(SEQS * CH), work(room),
+          kv_b((int64_t)LAYERS * HEADS * 2 * D * LORA), cache(SEQS * (LONGEST + 64) * WIDTH)
+    {
+        values v(2);
+        std::vector<uint16_t> halves, bf16;
+        const floats few = v.some(1 << 18);
+        for (float x : few) {
+            halves.push_back(kd_f32_f16(x));
+            bf16.push_back(kd_f32_bf16(0.05f * x));
+        }
+        fill(q, few);
+        fill(kv_b, bf16);
+        fill(cache, halves);
+    }
+    void run(int64_t rows, int64_t n, bool fast, double most)
+    {
+        std::vector<batch::one> s;
+        const int64_t bytes = fast ? 2 : 4, each = cache.count / SEQS * 2 / bytes;
+        for (int64_t i = 0; i < rows; i++)
+            s.push_back({1, n - 1, nullptr,
+                         pages_of((char *)cache.at + i * (each / 64 * 64) * bytes, n, fast)});
+        batch b(s);
+        kd_gpu_k3_mla m = {HEADS, LORA, fast, q.at, gate.at, kv_b.at, true, 0, work.at, 0, y.at};
+        kd_gpu_k3_mla_floats(fast, HEADS, LORA, rows, n, work.count, &m.parts);
+        char what[64];
+        snprintf(what, sizeof what, "MLA%s, %lld rows over %lld", fast ? " fast" : "",
+                 (long long)rows, (long long)n);
+        const int64_t weights = kv_b.count / LAYERS;
+        const double us = time_us([&](int i) {
+            m.kv_b = kv_b.at + i % LAYERS * weights;
+            return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err);
+        });
+        line(what, us, (double)(bytes * rows * n * WIDTH + 2 * weights), most,
+             2.0 * HEADS * (WIDTH + LORA) * (double)(rows * n));
+    }
+};
+
 static void time_mla(double most)
 {
-    enum { SEQS = 64 };
-    values v(2);
-    const int64_t longest = 32768;
-    floats few = v.some(1 << 16);
-    there<float> q(SEQS * HEADS * QD), gate(SEQS * CH), y(SEQS * CH), cq(SEQS * 1536),
-        kv(SEQS * WIDTH), norm(1536);
-    there<uint16_t> kv_b((int64_t)HEADS * 2 * D * LORA);
-    there<float> cache(SEQS * (longest + 64) * WIDTH);
-    must(kd_gpu_upload(gpu, q.at, few.data(), (int64_t)few.size() * 4, &err));
-    int64_t parts, room = kd_gpu_k3_mla_floats(HEADS, LORA, 512, longest, 0, &parts);
-    there<float> work(room);
-    for (int64_t n : {(int64_t)64, (int64_t)1024, (int64_t)4096, longest})
-        for (int64_t rows : {1, 8, 64}) {
-            std::vector<batch::one> s;
-            for (int64_t i = 0; i < rows; i++)
-                s.push_back({1, n - 1, nullptr, pages_of(cache.at + i * longest * WIDTH, n)});
-            batch b(s);
-            kd_gpu_k3_mla m = {HEADS, LORA, q.at, gate.at, kv_b.at, true, 0, work.at, 0, y.at};
-            kd_gpu_k3_mla_floats(HEADS, LORA, rows, n, room, &m.parts);
-            char what[64];
-            snprintf(what, sizeof what, "MLA, %lld rows over %lld", (long long)rows, (long long)n);
-            line(what, time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); }),
-                 4.0 * (double)(rows * n) * WIDTH, most,
-                 2.0 * HEADS * (WIDTH + LORA) * (double)(rows * n));
-            const kd_gpu_k3_latents in = {1536, LORA, 1e-6f, cq.at, kv.at, norm.at, norm.at, 0};
-            if (n == 64 && rows != 8) {
-                snprintf(what, sizeof what, "MLA norms and cache rows, %lld rows", (long long)rows);
-                line(what,
-                     time_us([&](int) { return kd_gpu_k3_latents_run(gpu, &b.b, &in, &err); }), 0,
-                     1, 0);
-            }
-        }
+    int64_t parts;
+    mla_timing t(kd_gpu_k3_mla_floats(true, HEADS, LORA, 512, mla_timing::LONGEST, 0, &parts));
+    for (int64_t n : {(int64_t)64, (int64_t)1024, (int64_t)4096, mla_timing::LONGEST})
+        for (int64_t rows : {1, 2, 8, 32, 64})
+            t.run(rows, n, true, most);
+    for (int64_t rows : {1, 8, 64})
+        t.run(rows, 1024, false, most);
+    there<float> cq(64 * 1536), kv(64 * WIDTH), norm(1536);
+    for (int64_t rows : {1, 64}) {
+        std::vector<batch::one> s;
+        for (int64_t i = 0; i < rows; i++)
+            s.push_back({1, 63, nullptr, pages_of(t.cache.at + i * 64 * WIDTH, 64, true)});
+        batch b(s);
+        const kd_gpu_k3_latents in = {1536, LORA, true, 1e-6f, cq.at, kv.at, norm.at, norm.at, 0};
+        char what[64];
+        snprintf(what, sizeof what, "MLA norms and cache rows, %lld rows", (long long)rows);
+        line(what, time_us([&](int) { return kd_gpu_k3_latents_run(gpu, &b.b, &in, &err); }), 0, 1,
+             0);
+    }
+    /* Prefill: rows of one sequence. */
+    for (int64_t n : {(int64_t)512, (int64_t)4096}) {
+        batch b({{512, n - 512, nullptr, pages_of(t.cache.at, n, true)}});
+        there<float> q(512 * HEADS * QD), gate(512 * CH), y(512 * CH);
+        kd_gpu_k3_mla m = {HEADS, LORA, true,      q.at, gate.at, t.kv_b.at,
+                           true,  0,    t.work.at, 0,    y.at};
+        kd_gpu_k3_mla_floats(true, HEADS, LORA, 512, n, t.work.count, &m.parts);
+        char what[64];
+        snprintf(what, sizeof what, "MLA fast, 512 tokens up to %lld", (long long)n);
+        line(what, time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); }), 0, 1,
+             2.0 * HEADS * (WIDTH + LORA) * 512.0 * (double)(n - 256));
+    }
 }
 
 static void time_rows(void)
@@ -466,8 +535,11 @@ int main(void)
     check_rows(k);
     check_kda(k);
     check_route(k);
-    check_mla(131);
-    check_mla(5000);
+    check_mla(131, 2, false);
+    check_mla(5000, 2, false);
+    check_mla(131, 2, true);
+    check_mla(400, 39, true);
+    check_mla(5000, 2, true);
     const double most = copy_rate();
     printf("copying 1 GiB: %.0f GB/s; shares below are of that\n", most);
     time_kda(most);
