@@ -124,7 +124,7 @@ int kd_k3_device_seq_copy(struct kd_k3_device_seq *to, const struct kd_k3_device
                           int64_t pos, struct kd_k3_device *d, struct kd_err *err) KD_MUST;
 /* kd_k3_seq_charge; _write (to io) and _read (from io; the pages must be there). */
 int64_t kd_k3_device_seq_charge(struct kd_k3_device_seq *s, const struct kd_k3_device *d, int by);
-int kd_k3_device_seq_io(struct kd_k3_device_seq *s, struct kd_k3_device *d, int64_t pos, bool write,
+int kd_k3_device_seq_io(struct kd_k3_device_seq *q, struct kd_k3_device *d, int64_t pos, bool write,
                         int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err),
                         void *ctx, struct kd_err *err) KD_MUST;
 
