@@ -14,12 +14,13 @@ from harness import EXPERTS, PACE, Farm, Proxy, call, done, kill, leased, must, 
 
 
 def two_workers_and_the_same_bytes():
-    """two workers, one with its own copy of the source; strangers are refused"""
-    f = Farm("two", sample=1)
+    """two workers, one with its own copy of the source; the trunk's tensors are jobs too; strangers are refused"""
+    f = Farm("two", sample=3, trunk="4")
     f.convert("--farm-report", f.dir / "farm.html")
-    f.worker("a")
+    f.worker("a", "--lanes", 2)
     f.worker("b", "--source", f.src)
-    f.until(lambda s: len(s["workers"]) == 3)
+    s = f.until(lambda s: len(s["workers"]) == 3)
+    assert sorted(w["lanes"] for w in s["workers"]) == [1, 1, 2], s["workers"]
     context = ssl.create_default_context(cadata=f.join.read_text()[f.join.read_text().index("-----BEGIN"):])
     about = json.loads(urllib.request.urlopen(f.url + "/farm/v1/about", context=context).read())
     join = ('{"protocol":%d,"version":"%s","class":"%s","canary":"%s","host":"x","incarnation":"i","arch":"a",'
@@ -46,25 +47,12 @@ def two_workers_and_the_same_bytes():
         except urllib.error.HTTPError as e:
             assert e.code == 401, e.code
     figures = f.finish()
-    assert total(figures) == 2 * EXPERTS and figures["local"]["done"] == 0, figures
-    assert (f.dir / "farm.html").read_text().startswith("<!doctype html>")
-    f.end_workers()
-
-
-def the_trunk_too():
-    """with a quantized trunk its tensors are jobs as well, stage by stage; the bytes stay"""
-    f = Farm("trunk", trunk="4")
-    f.convert("--farm-report", f.dir / "farm.html")
-    f.worker("a", "--lanes", 2)
-    f.worker("b", "--source", f.src)
-    s = f.until(lambda s: len(s["workers"]) == 3)
-    assert sorted(w["lanes"] for w in s["workers"]) == [1, 1, 2], s["workers"]
-    figures = f.finish()
     # Three layers: 10 tensors in each (4 or 2 + 1, 1, 3, 1, 1), 8 where the MLP is dense.
     trunk = f.audit()["jobs"] - 2 * EXPERTS
-    assert trunk >= 20 and total(figures) == 2 * EXPERTS + trunk, (f.audit(), figures)
-    assert min(figures["a"]["done"], figures["b"]["done"]) > 2 and figures["local"]["done"] == 0, figures
-    assert "tensors of the trunk" in (f.dir / "farm.html").read_text()
+    assert trunk >= 20 and total(figures) == 2 * EXPERTS + trunk and figures["local"]["done"] == 0, (trunk, figures)
+    assert min(figures["a"]["done"], figures["b"]["done"]) > 2, figures
+    page = (f.dir / "farm.html").read_text()
+    assert page.startswith("<!doctype html>") and "tensors of the trunk" in page
     f.end_workers()
 
 
@@ -186,10 +174,10 @@ def rounds_of_sigterm(name, ledger, rounds):
 
 
 def sigterm_to_all():
-    """23, in short: SIGTERM to everything, four rounds"""
-    assert rounds_of_sigterm("sigterm", "", 4) >= 1
+    """23, in short: SIGTERM to everything, three rounds"""
+    assert rounds_of_sigterm("sigterm", "", 3) >= 1
 
 
 if __name__ == "__main__":
-    run([two_workers_and_the_same_bytes, the_trunk_too, devices, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
+    run([two_workers_and_the_same_bytes, devices, a_killed_worker_and_a_late_one, a_killed_coordinator, wrong_bytes,
          a_lost_reply, a_polite_leave, sigterm_to_all])
