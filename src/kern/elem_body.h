@@ -2,8 +2,8 @@
  * set's flags and defines KD_DOT(x, y, n), its DOT16 product. Every operation is correctly rounded,
  * so all copies give the same bits. Blocks of 64 go through a local array: it tells the compiler
  * that in-place calls are fine, and tails run the same vector code on zeros. */
-#include "num/elem_math.h"
 #include "kern/kern.h"
+#include "num/elem_math.h"
 
 #include <string.h>
 

@@ -106,7 +106,7 @@ static int list_of(const struct kd_k3_device *d, const struct kd_k3_device_layer
             j[n++] = (struct kd_gpu_job){&D->router, w->x, hid, w->logits, c->experts};
             j[n++] = (struct kd_gpu_job){&D->routed_down, w->x, hid, w->latent, c->latent};
         }
-        /* fallthrough */
+        __attribute__((fallthrough));
     case DENSE_IN:
         if (mlp && (list == MOE_IN) == L->moe) {
             j[n++] = (struct kd_gpu_job){&D->gate, w->x, hid, w->inner, wide};

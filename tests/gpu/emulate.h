@@ -91,8 +91,8 @@ static kd_emulated_block kd_emulated;
 
 static inline unsigned char *kd_emulated_shared(void)
 {
-    return kd_emulated.shared + (size_t)(kd_emulated.thread / kd_emulated.threads) *
-                                    kd_emulated.shared_step;
+    return kd_emulated.shared +
+           (size_t)(kd_emulated.thread / kd_emulated.threads) * kd_emulated.shared_step;
 }
 
 /* Leaves what a call must keep on this stack, and goes on with another one (x86-64). */
@@ -195,8 +195,8 @@ static std::mutex kd_emulated_one;
     do {                                                                                           \
         std::lock_guard<std::mutex> one(kd_emulated_one);                                          \
         (void)(stream);                                                                            \
-        kd_emulate(                                                                                \
-            (int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); }, cluster);      \
+        kd_emulate((int)(blocks), threads, (size_t)(shared), [&] { kernel(__VA_ARGS__); },         \
+                   cluster);                                                                       \
     } while (0)
 
 KD_DEV int kd_thread(void)

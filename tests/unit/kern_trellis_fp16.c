@@ -2,8 +2,8 @@
  * reproduce the released encoder's states, once with that encoder's look at the costs of the
  * position before the last, once with the last. It ties this project's codebooks, edges and seam to
  * the released ones. */
-#include "num/exl3_ring.h"
 #include "kern/trellis_scratch.h"
+#include "num/exl3_ring.h"
 #include "unit/exl3_vectors.h"
 #include "unit/kern_util.h"
 

@@ -4,8 +4,8 @@
  * on which luck alone makes half a percent. */
 #include "base/mem.h"
 #include "base/pool.h"
-#include "num/exl3_ring.h"
 #include "kern/trellis_scratch.h"
+#include "num/exl3_ring.h"
 #include "unit/kern_util.h"
 
 #include <math.h>

@@ -3,8 +3,8 @@
  * A column keeps eight fma chains. Of each tile, in ascending order, chain q takes row row_of[q]
  * and then row_of[q] + 4: the order in which a vector of sixteen ring positions meets them. The
  * chains fold q + (q+4), q + (q+2), q + (q+1). */
-#include "num/exl3_ring.h"
 #include "kern/exl3_sets.h"
+#include "num/exl3_ring.h"
 
 #include <string.h>
 

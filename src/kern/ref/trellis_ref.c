@@ -1,8 +1,8 @@
 /* EXL3 tiles in plain C: decoding and the trellis search that defines the bytes of every
  * conversion. Other instruction sets and devices must equal this file bit for bit. */
-#include "num/exl3_ring.h"
 #include "kern/exl3_sets.h"
 #include "kern/trellis_scratch.h"
+#include "num/exl3_ring.h"
 
 void kd_trellis_decode_ref(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
                            float out[256])
