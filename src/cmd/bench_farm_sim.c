@@ -103,7 +103,7 @@ static int sim_of(struct kd_sim *s, const struct crew *c, const struct kd_plan_e
     *s = (struct kd_sim){.layers = LAYERS, .jobs = EXPERTS, .checkpoint_s = scale ? 3 : 2};
     for (int i = 0; i < c->machines; i++) {
         struct kd_plan_hours one = kd_plan_hours_one(e, &c->m[i], scale);
-        if (!s->inputs_s && one.total > 0) {
+        if (!(s->inputs_s > 0) && one.total > 0) {
             s->inputs_s = (one.trunk - one.encode * tensors) * layer;
             s->forward_s = one.serial * layer;
         }
