@@ -29,7 +29,7 @@ said_decode=$(number tokens_s "$work/plan.json")
 if [ "$threads" -gt 1 ]; then
     "$kondense" bench forward --model "$model" --threads "$threads" --seconds 3 --json >"$work/bench.json"
     # The first decode entry is that of one sequence.
-    decode=$(awk '/"phase": "decode"/ { d = 1 } d && /"median"/ { gsub(/[^0-9.e+-]/, ""); print; exit }' \
+    decode=$(awk '/"phase": "decode"/ { d = 1 } d && /"median"/ { sub(/^[^:]*: */, ""); sub(/,$/, ""); print; exit }' \
         "$work/bench.json")
 else
     # What up to 448 tokens cost over one.
