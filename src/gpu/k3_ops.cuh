@@ -433,22 +433,6 @@ KD_DEV float half_dot16(const float *x)
     return sum;
 }
 
-/* max(x, 0) + log1p(exp(-|x|)), as kd_k3_softplus. */
-KD_DEV float softplus(float x)
-{
-    const float u = kd_exp1(x < 0.0f ? x : -x), s = u / (2.0f + u), s2 = s * s;
-    float a = 1.0f / 15.0f;
-
-    a = a * s2 + 1.0f / 13.0f;
-    a = a * s2 + 1.0f / 11.0f;
-    a = a * s2 + 1.0f / 9.0f;
-    a = a * s2 + 1.0f / 7.0f;
-    a = a * s2 + 1.0f / 5.0f;
-    a = a * s2 + 1.0f / 3.0f;
-    a = a * s2 + 1.0f;
-    return (x > 0.0f ? x : 0.0f) + 2.0f * (s * a);
-}
-
 /* The last tokens of one channel of a short convolution, and its taps. */
 struct conv_channel {
     float w[KD_GPU_K3_TAPS], x[KD_GPU_K3_TAPS];
@@ -526,7 +510,7 @@ KD_DEV float kda_token(float (&S)[KD_GPU_K3_DIM], const kda_shared *s, float v, 
 KD_DEV float kda_alpha(const kd_gpu_k3_kda &a, float z, float dt, float ea)
 {
     const float x = z + dt;
-    const float g = a.bounded ? kd_sigmoid1(x * ea) * a.lower_bound : softplus(x) * -ea;
+    const float g = a.bounded ? kd_sigmoid1(x * ea) * a.lower_bound : kd_softplus1(x, kd_exp1(x < 0.0f ? x : -x)) * -ea;
 
     return kd_exp1(g);
 }

@@ -3,6 +3,7 @@
  * segment. */
 #include "base/mem.h"
 #include "model/k3_int.h"
+#include "num/elem_math.h"
 
 #include <math.h>
 #include <string.h>
@@ -56,23 +57,11 @@ static struct scratch scratch_of(const struct kda_job *j, int worker)
 
 void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *out, int64_t n)
 {
-    /* max(x, 0) + log1p(u), u = exp(-|x|); log1p(u) = 2 atanh(u / (2 + u)), whose argument is at
-     * most a third, so eight terms of the series reach 1e-8. */
     for (int64_t i = 0; i < n; i++)
         tmp[i] = x[i] < 0.0f ? x[i] : -x[i];
     k->exp(tmp, tmp, n);
-    for (int64_t i = 0; i < n; i++) {
-        float s = tmp[i] / (2.0f + tmp[i]), s2 = s * s;
-        float a = 1.0f / 15.0f;
-        a = a * s2 + 1.0f / 13.0f;
-        a = a * s2 + 1.0f / 11.0f;
-        a = a * s2 + 1.0f / 9.0f;
-        a = a * s2 + 1.0f / 7.0f;
-        a = a * s2 + 1.0f / 5.0f;
-        a = a * s2 + 1.0f / 3.0f;
-        a = a * s2 + 1.0f;
-        out[i] = (x[i] > 0.0f ? x[i] : 0.0f) + 2.0f * (s * a);
-    }
+    for (int64_t i = 0; i < n; i++)
+        out[i] = kd_softplus1(x[i], tmp[i]);
 }
 
 void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x,

@@ -61,6 +61,22 @@ KD_HD static inline float kd_tanh1(float x)
     return kd_bits_f32((kd_f32_bits(p) & small) | ((kd_f32_bits(big) | sign) & ~small));
 }
 
+/* log(1 + exp(x)), given u = exp(-|x|): max(x, 0) + 2 atanh(u / (2 + u)), whose argument is at most
+ * a third, so eight terms of the series reach 1e-8. */
+KD_HD static inline float kd_softplus1(float x, float u)
+{
+    float s = u / (2.0f + u), s2 = s * s;
+    float a = 1.0f / 15.0f;
+    a = a * s2 + 1.0f / 13.0f;
+    a = a * s2 + 1.0f / 11.0f;
+    a = a * s2 + 1.0f / 9.0f;
+    a = a * s2 + 1.0f / 7.0f;
+    a = a * s2 + 1.0f / 5.0f;
+    a = a * s2 + 1.0f / 3.0f;
+    a = a * s2 + 1.0f;
+    return (x > 0.0f ? x : 0.0f) + 2.0f * (s * a);
+}
+
 /* linear <= 0: no bound on u. */
 KD_HD static inline float kd_situ1(float g, float u, float beta, float linear)
 {
