@@ -106,6 +106,20 @@ int kd_pool_open(struct kd_pool **pool, int threads, struct kd_err *err)
     return 0;
 }
 
+int kd_pool_split(const struct kd_pool *pool, int lanes, struct kd_pool **lane, struct kd_err *err)
+{
+    const int threads = kd_pool_threads(pool);
+
+    for (int i = 0; i < lanes; i++)
+        lane[i] = NULL;
+    for (int i = 0; i < lanes && lanes > 1; i++) {
+        const int mine = threads / lanes + (i < threads % lanes);
+        if (mine > 1 && kd_pool_open(&lane[i], mine, err))
+            return -1;
+    }
+    return 0;
+}
+
 void kd_pool_close(struct kd_pool *p)
 {
     if (!p)

@@ -16,6 +16,11 @@ struct kd_pool;
 
 /* threads = 0: one for each CPU this process may use. The caller's thread counts as one. */
 int kd_pool_open(struct kd_pool **pool, int threads, struct kd_err *err) KD_MUST;
+/* `lanes` pools with the threads of `pool` divided among them, for work side by side. A lane of one
+ * thread, and a single lane, gets NULL. Those opened are the caller's to close also after an error.
+ */
+int kd_pool_split(const struct kd_pool *pool, int lanes, struct kd_pool **lane,
+                  struct kd_err *err) KD_MUST;
 void kd_pool_close(struct kd_pool *pool);
 int kd_pool_threads(const struct kd_pool *pool);
 /* CPU time of its threads so far, in seconds, the callers' own not counted. */

@@ -182,18 +182,6 @@ static int open_or_remake(struct kd_farm *f, struct kd_err *err)
     return open_ledger(f, err);
 }
 
-/* As many pools as lanes, with the run's threads between them. */
-static int open_lanes(struct kd_farm *f, struct kd_err *err)
-{
-    const int threads = kd_pool_threads(f->o.run->pool), lanes = f->o.lanes;
-    for (int i = 0; i < lanes && lanes > 1; i++) {
-        const int mine = threads / lanes + (i < threads % lanes);
-        if (mine > 1 && kd_pool_open(&f->lane_pool[i], mine, err))
-            return -1;
-    }
-    return 0;
-}
-
 int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_err *err)
 {
     struct kd_farm *f;
@@ -209,8 +197,8 @@ int kd_farm_open(struct kd_farm **out, const struct kd_farm_opts *o, struct kd_e
     pthread_mutex_init(&f->plan_lock, NULL);
     pthread_cond_init(&f->changed, NULL);
     pthread_rwlock_init(&f->layer_lock, NULL);
-    int rc =
-        open_lanes(f, err) || kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
+    int rc = kd_pool_split(f->o.run->pool, f->o.lanes, f->lane_pool, err) ||
+             kd_home_random(f->incarnation, 16, err) || open_or_remake(f, err);
     f->o.ledger = f->o.run_id = f->o.bad_dir = NULL; /* the caller's, during this call */
     if (!rc && o->home) {
         rc = kd_farm_canary(o->run, f->canary, err) || kd_coord_open(f, err);

@@ -726,18 +726,6 @@ static int prepare(struct kd_worker *w, int *lock, struct kd_err *err)
                : 0;
 }
 
-/* A pool for each lane, with the run's threads between them. */
-static int open_lanes(struct kd_worker *w, struct kd_err *err)
-{
-    const int threads = kd_pool_threads(w->o.run->pool), lanes = w->o.lanes;
-    for (int i = 0; i < lanes && lanes > 1; i++) {
-        const int mine = threads / lanes + (i < threads % lanes);
-        if (mine > 1 && kd_pool_open(&w->lane_pool[i], mine, err))
-            return -1;
-    }
-    return 0;
-}
-
 int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
 {
     struct kd_worker *w;
@@ -750,7 +738,9 @@ int kd_worker_run(const struct kd_worker_opts *o, struct kd_err *err)
     pthread_mutex_init(&w->lock, NULL);
     pthread_mutex_init(&w->trunk, NULL);
     pthread_cond_init(&w->changed, NULL);
-    int rc = open_lanes(w, err) || prepare(w, &lock, err) ? -1 : 0;
+    int rc = kd_pool_split(w->o.run->pool, w->o.lanes, w->lane_pool, err) || prepare(w, &lock, err)
+                 ? -1
+                 : 0;
     while (!rc) {
         rc = kd_worker_join(w, err);
         if (rc)

@@ -161,11 +161,30 @@ static void reads_all(void **state)
     kd_pool_close(pool);
 }
 
+/* Every thread has one lane; lanes of one thread need no pool. */
+static void split(void **state)
+{
+    struct kd_pool *pool, *lane[4];
+    struct kd_err err;
+    (void)state;
+    assert_int_equal(kd_pool_open(&pool, 5, &err), 0);
+    assert_int_equal(kd_pool_split(pool, 3, lane, &err), 0);
+    assert_int_equal(kd_pool_threads(lane[0]), 2);
+    assert_int_equal(kd_pool_threads(lane[1]), 2);
+    assert_null(lane[2]);
+    for (int i = 0; i < 3; i++)
+        kd_pool_close(lane[i]);
+    assert_int_equal(kd_pool_split(pool, 1, lane, &err), 0);
+    assert_null(lane[0]);
+    kd_pool_close(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_once),      cmocka_unit_test(nested), cmocka_unit_test(reads_all),
         cmocka_unit_test(without_a_pool), cmocka_unit_test(bounds), cmocka_unit_test(cpu_time),
+        cmocka_unit_test(split),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
