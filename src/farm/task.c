@@ -14,9 +14,8 @@ static int encode_tensor(const struct kd_run *run, const struct kd_farm_task *t,
     return rc;
 }
 
-/* Alone in its file: a test puts a faulty worker's version in its place. */
-int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
-                   const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err)
+int kd_farm_quantize(const struct kd_run *run, const struct kd_layer_inputs *in,
+                     const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err)
 {
     struct kd_expert_out q;
     kd_buf_init(out, 0);

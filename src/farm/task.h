@@ -29,6 +29,9 @@ static inline int kd_farm_task_mats(const struct kd_farm_task *t, const struct k
 }
 /* The unit's bytes into out (which is initialised here). `in` is the layer's, unused by the trunk.
  */
+int kd_farm_quantize(const struct kd_run *run, const struct kd_layer_inputs *in,
+                     const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err) KD_MUST;
+/* The same; what coordinators and workers call, so that a test may have a worker go wrong. */
 int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
                    const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err) KD_MUST;
 /* A small expert made of random numbers, encoded: the digest of its unit. The same on every machine

@@ -5,7 +5,7 @@
  *   crash     dies there
  *   drift     fails like a device there, and computes otherwise from then on
  *   slow      takes KONDENSE_TEST_FAULT_MS more for each expert
- * Stands in for src/farm/task.c in the program kondense_faulty. */
+ * Stands in for src/farm/encode.c in the program kondense_faulty. */
 #include "base/hash.h"
 #include "farm/task.h"
 
@@ -40,7 +40,6 @@ static void spoil(struct kd_buf *b)
 int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
                    const struct kd_farm_task *t, struct kd_buf *out, struct kd_err *err)
 {
-    struct kd_expert_out q;
     struct kd_farm_task mine = *t;
     bool canary = t->digest == 1 || t->trunk; /* faults are those of experts */
     kd_buf_init(out, 0);
@@ -59,26 +58,8 @@ int kd_farm_encode(const struct kd_run *run, const struct kd_layer_inputs *in,
     if (!canary && fault("subtle"))
         for (int i = 0; i < 3; i++)
             mine.spec[i].recipe.damping *= 1.5f;
-    if (t->trunk) {
-        struct kd_quant_out one;
-        if (kd_quant_tensor(run, &t->w1, t->hess, &t->spec[0], &one, err))
-            return -1;
-        const struct kd_quant_out *list = &one;
-        int done = kd_unit_bytes(out, t->digest, &list, 1, NULL, err);
-        kd_quant_release(&one);
-        return done;
-    }
-    if (kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, mine.spec, &q, err))
-        return -1;
-    struct kd_unit_info info = {.routed_rows = q.routed_rows,
-                                .few_rows = q.fallback,
-                                .all_token_hessian = q.all_token_hessian,
-                                .plain_won = t->plain_won};
-    memcpy(info.hess_digest, q.hess_digest, sizeof q.hess_digest);
-    const struct kd_quant_out *three[] = {&q.w1, &q.w3, &q.w2};
-    int rc = kd_unit_bytes(out, t->digest, three, 3, &info, err);
-    kd_expert_release(&q);
-    if (!rc && ((!canary && fault("wrong")) || (canary && drifted)))
+    int rc = kd_farm_quantize(run, in, &mine, out, err);
+    if (!rc && !t->trunk && ((!canary && fault("wrong")) || (canary && drifted)))
         spoil(out);
     return rc;
 }

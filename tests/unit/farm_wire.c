@@ -51,6 +51,27 @@ static void make_claim(const struct farm_layer *l, struct kd_wire_claim *c, stru
     kd_wire_claim_write(&w, c);
 }
 
+/* What makes a claim another message, and a word of why that one is refused. */
+struct change {
+    const char *from, *to, *why;
+};
+
+static void refuses_changed(struct kd_wire_claim *d, const struct kd_buf *text,
+                            const struct change *bad, size_t count)
+{
+    struct kd_err err;
+    for (size_t i = 0; i < count; i++) {
+        char copy[16384];
+        const char *at = strstr(text->data, bad[i].from);
+        assert_non_null(at);
+        snprintf(copy, sizeof copy, "%.*s%s%s", (int)(at - text->data), text->data, bad[i].to,
+                 at + strlen(bad[i].from));
+        assert_int_equal(kd_wire_claim_read(d, copy, strlen(copy), &err), -1);
+        if (!strstr(err.msg, bad[i].why))
+            fail_msg("'%s' does not say %s", err.msg, bad[i].why);
+    }
+}
+
 static void a_claim_comes_back(void **state)
 {
     (void)state;
@@ -67,25 +88,14 @@ static void a_claim_comes_back(void **state)
     assert_string_equal(d.layer.hess.sha256, c.layer.hess.sha256);
     assert_memory_equal(d.job[0].spec, c.job[0].spec, sizeof c.job[0].spec);
     assert_int_equal(d.job[0].unit_bytes, c.job[0].unit_bytes);
-    /* Each of these makes it another message that must be refused. */
-    static const struct {
-        const char *from, *to, *why;
-    } bad[] = {{"\"expert\": 1", "\"expert\": 9", "expert"},
-               {"\"rate16\": 32", "\"rate16\": 999", "rate16"},
-               {"\"tokens\": 64", "\"tokens\": 65", "bytes where"},
-               {"\"stored\": \"bf16\"", "\"stored\": \"bf17\"", "stored as"},
-               {"\"seam\": 128", "\"seam\": -1", "seam"},
-               {"fedcba98", "fedcba9x", "hex"}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        char copy[16384];
-        const char *at = strstr(text.data, bad[i].from);
-        assert_non_null(at);
-        snprintf(copy, sizeof copy, "%.*s%s%s", (int)(at - text.data), text.data, bad[i].to,
-                 at + strlen(bad[i].from));
-        assert_int_equal(kd_wire_claim_read(&d, copy, strlen(copy), &err), -1);
-        if (!strstr(err.msg, bad[i].why))
-            fail_msg("'%s' does not say %s", err.msg, bad[i].why);
-    }
+    static const struct change bad[] = {
+        {"\"expert\": 1", "\"expert\": 9", "expert"},
+        {"\"rate16\": 32", "\"rate16\": 999", "rate16"},
+        {"\"tokens\": 64", "\"tokens\": 65", "bytes where"},
+        {"\"stored\": \"bf16\"", "\"stored\": \"bf17\"", "stored as"},
+        {"\"seam\": 128", "\"seam\": -1", "seam"},
+        {"fedcba98", "fedcba9x", "hex"}};
+    refuses_changed(&d, &text, bad, sizeof bad / sizeof *bad);
     kd_buf_release(&text);
     farm_layer_drop(&l);
 }
@@ -138,21 +148,10 @@ static void a_tensor_comes_back(void **state)
     assert_memory_equal(one.data, two.data, one.size_bytes);
     kd_buf_release(&one);
     kd_buf_release(&two);
-    static const struct {
-        const char *from, *to, *why;
-    } bad[] = {{"\"expert\": 65283", "\"expert\": 3", "expert"},
-               {"\"rows\": 128", "\"rows\": 129", "bytes where"},
-               {"\"latent\": 128", "\"latent\": 40000", "would have"}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        char copy[16384];
-        const char *at = strstr(text.data, bad[i].from);
-        assert_non_null(at);
-        snprintf(copy, sizeof copy, "%.*s%s%s", (int)(at - text.data), text.data, bad[i].to,
-                 at + strlen(bad[i].from));
-        assert_int_equal(kd_wire_claim_read(&d, copy, strlen(copy), &err), -1);
-        if (!strstr(err.msg, bad[i].why))
-            fail_msg("'%s' does not say %s", err.msg, bad[i].why);
-    }
+    static const struct change bad[] = {{"\"expert\": 65283", "\"expert\": 3", "expert"},
+                                        {"\"rows\": 128", "\"rows\": 129", "bytes where"},
+                                        {"\"latent\": 128", "\"latent\": 40000", "would have"}};
+    refuses_changed(&d, &text, bad, sizeof bad / sizeof *bad);
     kd_buf_release(&text);
     kd_buf_release(&b);
     farm_layer_drop(&l);
