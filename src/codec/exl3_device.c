@@ -3,6 +3,7 @@
 #include "codec/exl3_work.h"
 
 #include "base/mem.h"
+#include "kern/mat_source.h"
 
 static int open_tensor(struct kd_exl3_work *q, struct kd_err *err)
 {
@@ -38,18 +39,10 @@ static int put_floats(struct kd_exl3_work *q, const struct kd_mat *w, bool *fini
 int kd_exl3_device_load(struct kd_exl3_work *q, const struct kd_mat *w, bool *finite,
                         struct kd_err *err)
 {
-    const struct kd_gpu_source s = {.type = w->type == KD_MAT_F32    ? KD_GPU_MAT_F32
-                                            : w->type == KD_MAT_BF16 ? KD_GPU_MAT_BF16
-                                                                     : KD_GPU_MAT_MXFP4,
-                                    .rows = w->rows,
-                                    .cols = w->cols,
-                                    .data = w->data,
-                                    .ld = w->ld,
-                                    .scale = w->scale,
-                                    .ld_scale = w->ld_scale};
+    const struct kd_gpu_source s = kd_mat_source(w);
     if (open_tensor(q, err))
         return -1;
-    return w->type == KD_MAT_EXL3 || w->type == KD_MAT_BLOCK
+    return s.type == KD_GPU_MAT_EXL3 || s.type == KD_GPU_MAT_NONE
                ? put_floats(q, w, finite, err)
                : kd_gpu_tensor_load(q->device, &s, finite, err);
 }

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/show.h"
+#include "kern/mat_source.h"
 #include "model/k3_device.h"
 
 #include <stddef.h>
@@ -26,23 +27,7 @@ static void *take(struct loader *l, int64_t bytes)
 
 static int source_of(const struct kd_mat *m, struct kd_gpu_source *s, struct kd_err *err)
 {
-    static const enum kd_gpu_mat_type types[] = {
-        [KD_MAT_NONE] = KD_GPU_MAT_NONE, [KD_MAT_F32] = KD_GPU_MAT_F32,
-        [KD_MAT_BF16] = KD_GPU_MAT_BF16, [KD_MAT_MXFP4] = KD_GPU_MAT_MXFP4,
-        [KD_MAT_EXL3] = KD_GPU_MAT_EXL3, [KD_MAT_BLOCK] = KD_GPU_MAT_NONE};
-    *s = (struct kd_gpu_source){.type = types[m->type],
-                                .rows = m->rows,
-                                .cols = m->cols,
-                                .data = m->data,
-                                .ld = m->ld,
-                                .scale = m->scale,
-                                .ld_scale = m->ld_scale,
-                                .rows_padded = m->rows_padded,
-                                .cols_padded = m->cols_padded,
-                                .suh = m->suh,
-                                .svh = m->svh,
-                                .rate = m->rate,
-                                .cb = m->cb};
+    *s = kd_mat_source(m);
     if (m->type != KD_MAT_NONE && (!s->type || kd_gpu_mat_bytes(s) < 0))
         return kd_fail(err, KD_ENOTSUP, "weights of type %s are not for a device; use the CPU",
                        m->format ? m->format->name : "unknown");
