@@ -329,6 +329,25 @@ KD_DEV void merge_factors(float a, float b, float *old, float *more, float *max)
     *more = kd_exp1(b - *max);
 }
 
+/* A head's largest score and its sum of exponentials into its slot's end, or merged with what is
+ * there; what the sums there and the new ones are multiplied by. real: the slot has this head. */
+KD_DEV void merge_end(float *end, bool first, bool real, float max, float sum, float *old,
+                      float *more)
+{
+    float of_old = 0, of_more = 1, top = max;
+
+    if (!first && real) {
+        merge_factors(end[0], max, &of_old, &of_more, &top);
+        sum = fmaf(sum, of_more, end[1] * of_old);
+    }
+    *old = of_old;
+    *more = of_more;
+    if (real) {
+        end[0] = top;
+        end[1] = sum;
+    }
+}
+
 /* Positions from..end-1 of one row for this block's heads, into its slot or added to it. */
 template <int LORA>
 KD_DEV void mla_span(const kd_gpu_k3_seg &seg, const mla_args &a, int64_t from, int64_t end,
@@ -357,18 +376,8 @@ KD_DEV void mla_span(const kd_gpu_k3_seg &seg, const mla_args &a, int64_t from, 
         kd_sync_block();
     }
     if (lane % 8 == 0) {
-        float old = 0, more = 1, max = h.max, sum = h.sum;
         float *end_of = slot + head * (LORA + MLA_SLOT) + LORA;
-        if (!first && head < heads) {
-            merge_factors(end_of[0], h.max, &old, &more, &max);
-            sum = fmaf(h.sum, more, end_of[1] * old);
-        }
-        s->fix[head] = old;
-        s->more[head] = more;
-        if (head < heads) {
-            end_of[0] = max;
-            end_of[1] = sum;
-        }
+        merge_end(end_of, first, head < heads, h.max, h.sum, &s->fix[head], &s->more[head]);
     }
     kd_sync_block();
 #pragma unroll

@@ -279,18 +279,8 @@ template <int LORA, int TILES> struct fast_heads {
     {
         const int head = kd_thread() / 8, g = 16 * tile + lane / 4;
         if (lane % 8 == 0) {
-            float old = 0, more = 1, top = max, all = sum;
             float *end = slot + head * (LORA + MLA_SLOT) + LORA;
-            if (!first && head < heads) {
-                merge_factors(end[0], max, &old, &more, &top);
-                all = fmaf(sum, more, end[1] * old);
-            }
-            s->fix[head] = old;
-            s->more[head] = more;
-            if (head < heads) {
-                end[0] = top;
-                end[1] = all;
-            }
+            merge_end(end, first, head < heads, max, sum, &s->fix[head], &s->more[head]);
         }
         kd_sync_block();
 #pragma unroll

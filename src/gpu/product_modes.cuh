@@ -129,7 +129,23 @@ KD_DEV float largest(const uint32_t most[WARPS], int warps)
 }
 
 /* Column g of the B side is row g / 2: its coarse part where g is even, its fine part where it is
- * odd; so lane 4 g + t finds both sums of row t in one fragment of D. SETS of four rows. */
+ * odd; so lane 4 g + t finds both sums of row t in one fragment of D. SETS of four rows.
+ *
+ * A warp's accumulators into a unit's rows of sums, as the integers that `of` makes of their two
+ * halves. */
+template <int SETS, class T, class OF>
+KD_DEV void add_sums(const T (&d)[SETS][2][4], int32_t *sums, int rows, int lane, OF of)
+{
+#pragma unroll
+    for (int s = 0; s < SETS; s++) {
+        const int row = 4 * s + lane % 4;
+        if (row < rows)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                kd_shared_add(sums + row * ROW_STRIDE + lane / 4 * 4 + i,
+                              of(d[s][i / 2][i % 2 * 2], d[s][i / 2][i % 2 * 2 + 1]));
+    }
+}
 
 /* mul1's values before their rounding, activations as 16-bit integers 256 h + l: a value is
  * (887 (b - 510) - 238) / 2^17 with b the sum of the product's bytes, and the matrix instruction
@@ -247,16 +263,9 @@ template <int SETS> struct fast {
                 d[s][i / 4][i % 4] = start[s][i & 1];
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            const int row = 4 * s + lane % 4;
-            if (row < rows)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    kd_shared_add(sums + row * ROW_STRIDE + lane / 4 * 4 + i,
-                                  (d[s][i / 2][i % 2 * 2] * 256 + d[s][i / 2][i % 2 * 2 + 1]) >>
-                                      SUM_SHIFT);
-        }
+        add_sums<SETS>(d, sums, rows, lane, [](int32_t high, int32_t low) {
+            return (high * 256 + low) >> SUM_SHIFT;
+        });
     }
 
     static KD_DEV float value(int32_t sum, float most, int32_t total)
@@ -382,17 +391,10 @@ template <int SETS, bool MUL1> struct values {
                 d[s][i / 4][i % 4] = 0.0f;
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
-#pragma unroll
-        for (int s = 0; s < SETS; s++) {
-            const int row = 4 * s + lane % 4;
-            if (row < rows)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    kd_shared_add(sums + row * ROW_STRIDE + lane / 4 * 4 + i,
-                                  kd_round_int(kd_mul(fmaf(d[s][i / 2][i % 2 * 2 + 1],
-                                                           1.0f / 2048.0f, d[s][i / 2][i % 2 * 2]),
-                                                      (float)(1 << SUM_UNITS))));
-        }
+        add_sums<SETS>(d, sums, rows, lane, [](float high, float low) {
+            return kd_round_int(
+                kd_mul(fmaf(low, 1.0f / 2048.0f, high), (float)(1 << SUM_UNITS)));
+        });
     }
 
     static KD_DEV float value(int32_t sum, float most, int32_t)

@@ -156,6 +156,12 @@ int values_of(struct kd_gpu_search_scratch *m, struct kd_rate rate, enum kd_code
     return 0;
 }
 
+int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
+{
+    const int most = asked > 0 && asked < g->facts.sms ? asked : g->facts.sms;
+    return tiles < most ? (int)tiles : most;
+}
+
 } // namespace
 
 void kd_gpu_search_close(struct kd_gpu *g)
@@ -183,8 +189,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
     const search_kernel kernel = kernel_for(rate, g->facts.block_shared_bytes, &side);
     const int64_t shared = side * kd_gpu_search_shared(rate);
     const int segment = kd_gpu_search_segment(rate);
-    const int most = blocks > 0 && blocks < g->facts.sms ? blocks : g->facts.sms;
-    const int grid = tiles < most ? (int)tiles : most;
+    const int grid = blocks_of(g, blocks, tiles);
     struct kd_gpu_search_scratch *m;
     const int16_t *value = nullptr;
 
@@ -244,11 +249,10 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
         return -1;
     if (figures) {
         const int segment = kd_gpu_search_segment(job->rate);
-        const int most = job->blocks > 0 && job->blocks < g->facts.sms ? job->blocks : g->facts.sms;
         const int64_t all = (255 + segment) / segment, half = (job->seam - 1 + segment) / segment;
         int side;
         kernel_for(job->rate, g->facts.block_shared_bytes, &side);
-        *figures = {ms * 1e-3, job->tiles < most ? (int)job->tiles : most,
+        *figures = {ms * 1e-3, blocks_of(g, job->blocks, job->tiles),
                     side * kd_gpu_search_shared(job->rate),
                     (all + half) * (65536 >> job->rate.base) * 2};
     }

@@ -122,6 +122,21 @@ KD_DEV uint32_t lowered(uint32_t c, kd_h2 low)
     return (kd_h2_bits(kd_h2_sub(kd_bits_h2(c), low)) & in) | (NONE & ~in);
 }
 
+/* The least of a warp's threads, for least_of. */
+template <int EDGES> KD_DEV void leave_least(tile_shared<EDGES> *s, int t, uint32_t least)
+{
+    least = kd_warp_min(least);
+    if (t % 32 == 0)
+        s->least[t / 32] = least;
+}
+
+/* From 64 times a sum and a half to the bits of a cost. */
+KD_DEV uint32_t cost_of(int sum)
+{
+    sum >>= KD_SEARCH_SHIFT;
+    return 0x6400u + (uint32_t)(sum < KD_SEARCH_CAP ? sum : (int)KD_SEARCH_CAP);
+}
+
 /* Costs of the in-edges of row n, for a thread's eight states. */
 template <int IN> struct in_costs {
     uint32_t word[IN == 1 ? 2 : 1];
@@ -198,10 +213,8 @@ KD_DEV void step(const kd_h2 (&table)[KD_GPU_ROWS][4], tile_shared<EDGES> *s, in
         *(uint4 *)(s->cost[from ^ 1] + 8 * (j * KD_GPU_WORKERS + t)) = out;
     }
     if (track) {
-        uint32_t m = kd_h2_bits(least), a = m & 0xffffu, b = m >> 16;
-        m = kd_warp_min(a < b ? a : b);
-        if (t % 32 == 0)
-            s->least[t / 32] = m;
+        const uint32_t m = kd_h2_bits(least), a = m & 0xffffu, b = m >> 16;
+        leave_least(s, t, a < b ? a : b);
     }
 }
 
@@ -286,17 +299,12 @@ struct fine_steps {
                     d * d + ((int)(c - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
                 best = sum < best ? sum : best;
             }
-            best >>= KD_SEARCH_SHIFT;
-            const uint32_t c =
-                0x6400u + (uint32_t)(best < KD_SEARCH_CAP ? best : (int)KD_SEARCH_CAP);
+            const uint32_t c = cost_of(best);
             s->cost[from ^ 1][e] = (uint16_t)c;
             least = c < least ? c : least;
         }
-        if (track) {
-            least = kd_warp_min(least);
-            if (t % 32 == 0)
-                s->least[t / 32] = least;
-        }
+        if (track)
+            leave_least(s, t, least);
     }
 };
 
@@ -366,16 +374,12 @@ template <int BASE> struct wide_steps {
         }
 #pragma unroll
         for (int q = 0; q < OWN; q++) {
-            const int sum = best[q] >> KD_SEARCH_SHIFT;
-            const uint32_t c = 0x6400u + (uint32_t)(sum < KD_SEARCH_CAP ? sum : (int)KD_SEARCH_CAP);
+            const uint32_t c = cost_of(best[q]);
             s->cost[from ^ 1][OWN * t + q] = (uint16_t)c;
             least = c < least ? c : least;
         }
-        if (track) {
-            least = kd_warp_min(least);
-            if (t % 32 == 0)
-                s->least[t / 32] = least;
-        }
+        if (track)
+            leave_least(s, t, least);
     }
 };
 

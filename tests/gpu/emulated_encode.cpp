@@ -122,52 +122,50 @@ static int hold_failure(int64_t nth)
     return bad;
 }
 
-/* A weight that is not finite is found by the device and named as the CPU names it. */
-static int hold_not_finite(void)
+/* One plain tensor on device 0, whose tensors may take `memory` bytes (0: what is free): what
+ * `good` says of it. */
+template <class GOOD> static int hold_one(int64_t rows, int64_t cols, int64_t memory, GOOD good)
 {
-    static const struct check_case c = {128,   100,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
-                                        false, KD_MAT_F32};
+    const struct check_case c = {rows,  cols,      0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
+                                 false, KD_MAT_F32};
     const struct kd_run cpu = {&kern, NULL, NULL};
     const int index = 0;
     struct kd_gpu_encoder *e;
     struct check_tensor t;
-    struct kd_quant_out got;
-    struct kd_err err, want;
+    struct kd_err err;
 
     memset(&t.want, 0, sizeof t.want);
-    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, 0, &err))
+    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, memory, &err))
         return 1;
-    struct kd_run run = {&kern, NULL, e};
-    t.w[77 * 100 + 5] = INFINITY;
-    t.w[78 * 100 + 4] = NAN;
-    const bool good = check_quantize(&t, &cpu, &got, &want) &&
-                      check_quantize(&t, &run, &got, &err) && err.code == want.code &&
-                      !strcmp(err.msg, want.msg) && strstr(err.msg, "row 77, column 5") != NULL;
+    const struct kd_run run = {&kern, NULL, e};
+    const bool held = good(&t, &cpu, &run);
     kd_gpu_encoder_close(e);
     check_free(&t);
-    return !good;
+    return !held;
+}
+
+/* A weight that is not finite is found by the device and named as the CPU names it. */
+static int hold_not_finite(void)
+{
+    return hold_one(128, 100, 0, [](check_tensor *t, const kd_run *cpu, const kd_run *run) {
+        struct kd_quant_out got;
+        struct kd_err err, want;
+        t->w[77 * 100 + 5] = INFINITY;
+        t->w[78 * 100 + 4] = NAN;
+        return check_quantize(t, cpu, &got, &want) && check_quantize(t, run, &got, &err) &&
+               err.code == want.code && !strcmp(err.msg, want.msg) &&
+               strstr(err.msg, "row 77, column 5") != NULL;
+    });
 }
 
 static int hold_no_room(void)
 {
-    static const struct check_case c = {128,   128,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
-                                        false, KD_MAT_F32};
-    const struct kd_run cpu = {&kern, NULL, NULL};
-    const int index = 0;
-    struct kd_gpu_encoder *e;
-    struct check_tensor t;
-    struct kd_quant_out got;
-    struct kd_err err;
-
-    memset(&t.want, 0, sizeof t.want);
-    if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, 1000, &err))
-        return 1;
-    struct kd_run run = {&kern, NULL, e};
-    const bool good = check_quantize(&t, &run, &got, &err) && err.code == KD_ENOMEM &&
-                      strstr(err.msg, "--device cpu") != NULL;
-    kd_gpu_encoder_close(e);
-    check_free(&t);
-    return !good;
+    return hold_one(128, 128, 1000, [](check_tensor *t, const kd_run *, const kd_run *run) {
+        struct kd_quant_out got;
+        struct kd_err err;
+        return check_quantize(t, run, &got, &err) && err.code == KD_ENOMEM &&
+               strstr(err.msg, "--device cpu") != NULL;
+    });
 }
 
 /* Rows longer than a piece; unknowns in shared memory and not. */

@@ -7,6 +7,7 @@ extern "C" {
 #include "gpu/memory.h"
 }
 #include "gpu/k3_reference.h"
+#include "gpu/must.h"
 
 #include <functional>
 
@@ -27,14 +28,6 @@ enum {
 static struct kd_gpu *gpu;
 static struct kd_err err;
 static int failures;
-
-#define must(expr)                                                                                 \
-    do {                                                                                           \
-        if (expr) {                                                                                \
-            printf("%s: %s\n", #expr, err.msg);                                                    \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static void hold(bool good, const char *what, double figure)
 {

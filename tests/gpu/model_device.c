@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "gpu/gpu.h"
 #include "model/k3.h"
+#include "must.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -30,14 +31,6 @@ static void hold(bool good, const char *what)
     printf("WRONG: %s\n", what);
     failures++;
 }
-
-#define must(expr)                                                                                 \
-    do {                                                                                           \
-        if (expr) {                                                                                \
-            printf("%s: %s\n", #expr, err.msg);                                                    \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 struct pair {
     bool checks; /* the device's class: tokens must be the CPU's */
