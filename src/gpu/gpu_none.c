@@ -10,7 +10,7 @@ int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
     *out = NULL;
     return kd_fail(err, KD_ENOTSUP,
-                   "device cuda:%d: this kondense was built without CUDA (cmake --preset cuda); "
+                   "device cuda:%d: this kondense was built without CUDA (make gpu); "
                    "use the CPU (--device cpu)",
                    index);
 }
