@@ -81,11 +81,12 @@ static void conv_row(const struct kda_job *j, const struct kd_k3_seg *seg, int s
 {
     int64_t D = j->c->kda_dim, W = j->c->conv, ch = j->L->heads * D;
     const float *x[KD_K3_CONV_MAX];
-    for (int64_t tap = 0; tap < W; tap++) {
+    int64_t tap = 0;
+    do { /* W is at least 1 */
         int64_t at = t - (W - 1) + tap;
         x[tap] = at >= 0 ? raw + (seg->first + at) * ch + h * D
                          : seg->state->conv + (stream * (W - 1) + W - 1 + at) * ch + h * D;
-    }
+    } while (++tap < W);
     kd_k3_conv(j->kern, w + h * D * W, W, x, D, out);
 }
 
