@@ -649,12 +649,13 @@ static void *lane_main(void *arg)
 /* The caller is one of the lanes. Fewer threads than wished only take longer. */
 static void encode_in_lanes(struct kd_worker *w, struct kd_client *c)
 {
-    struct lane lane[KD_WORKER_LANES];
+    struct lane lane[KD_WORKER_LANES] = {{.w = w}};
     int made = 1;
-    for (int i = 0; i < w->o.lanes; i++)
-        lane[i] = (struct lane){.w = w, .index = i};
-    while (made < w->o.lanes && !pthread_create(&lane[made].thread, NULL, lane_main, &lane[made]))
-        made++;
+    for (; made < w->o.lanes; made++) {
+        lane[made] = (struct lane){.w = w, .index = made};
+        if (pthread_create(&lane[made].thread, NULL, lane_main, &lane[made]))
+            break;
+    }
     encode_all(&lane[0], c);
     while (--made > 0)
         pthread_join(lane[made].thread, NULL);
