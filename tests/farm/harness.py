@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import small
 
@@ -27,21 +28,33 @@ PACE = float(os.environ.get("KONDENSE_TEST_PACE", "1"))  # patience on slow mach
 SKIP = 77
 WORK = pathlib.Path(tempfile.mkdtemp(prefix="kondense-farm-"))
 WORK.chmod(0o755)
-EXPERTS = 6
+EXPERTS = int(os.environ.get("KONDENSE_TEST_EXPERTS", "6"))  # a layer
 JOBS = 2 * EXPERTS
 processes = []
+mine = threading.local()  # .processes: of the case that runs in this thread
 
 
-@atexit.register
-def end():
-    for p in processes:
+def stop_all(of):
+    for p in of:
         if p.poll() is None:
             p.send_signal(signal.SIGCONT)
             p.kill()
             p.wait()
+
+
+@atexit.register
+def end():
+    stop_all(processes)
     for pg in sorted(WORK.glob("*.pg")):
         subprocess.run(["sh", str(ROOT / "tests/farm/pg.sh"), "crash", str(pg)], check=False)
     shutil.rmtree(WORK, ignore_errors=True)
+
+
+def own(p):
+    """A process that ends with its case."""
+    processes.append(p)
+    mine.processes.append(p)
+    return p
 
 
 def call(*args, **kw):
@@ -57,14 +70,21 @@ def must(*args):
 def start(args, log, env=None, program=None):
     p = subprocess.Popen([program or PROGRAM, *map(str, args)], stdout=open(log, "ab"),
                          stderr=subprocess.STDOUT, env={**os.environ, "KONDENSE_LOG": "info", **(env or {})})
-    processes.append(p)
-    return p
+    return own(p)
+
+
+ports = set()
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """One that no other case of this program was given: it is bound later."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        if port not in ports:
+            ports.add(port)
+            return port
 
 
 def listing(folder):
@@ -79,6 +99,7 @@ def listing(folder):
 SETTINGS = ["--calib", ROOT / "tests/data/text/calib.txt", "--rows", 4, "--cols", 64, "--bpw", 2,
             "--head-bpw", "stored", "--quiet"]
 references = {}
+making = threading.Lock()
 
 
 def model():
@@ -91,9 +112,10 @@ def model():
 
 def reference(trunk):
     """The files of a conversion alone, made the first time."""
-    if trunk not in references:
-        must("convert", model(), WORK / f"alone-{trunk}", *SETTINGS, "--trunk-bpw", trunk)
-        references[trunk] = listing(WORK / f"alone-{trunk}")
+    with making:
+        if trunk not in references:
+            must("convert", model(), WORK / f"alone-{trunk}", *SETTINGS, "--trunk-bpw", trunk)
+            references[trunk] = listing(WORK / f"alone-{trunk}")
     return references[trunk]
 
 
@@ -344,27 +366,27 @@ class Skip(Exception):
     pass
 
 
-def run(cases):
-    """Runs the named cases (all without names); 77 when all were skipped."""
+def run_one(f):
+    """What became of a case: ok, skip or FAIL."""
+    began = time.time()
+    mine.processes = []
+    try:
+        f()
+        print(f"ok    {f.__name__}  {time.time() - began:.1f} s  {f.__doc__}", flush=True)
+        return "ok"
+    except Skip as e:
+        print(f"skip  {f.__name__}: {e}", flush=True)
+        return "skip"
+    except Exception:  # every failure of a case is reported, whatever it is
+        print(f"FAIL  {f.__name__}\n{traceback.format_exc()}", flush=True)
+        return "FAIL"
+    finally:
+        stop_all(mine.processes)
+
+
+def run(cases, side_by_side=1):
+    """Runs the named cases (all without names), so many at once; 77 when all were skipped."""
     wanted = sys.argv[1:]
-    failed, skipped, ran = [], [], 0
-    for f in cases:
-        if wanted and f.__name__ not in wanted:
-            continue
-        began = time.time()
-        try:
-            f()
-            ran += 1
-            print(f"ok    {f.__name__}  {time.time() - began:.1f} s  {f.__doc__}", flush=True)
-        except Skip as e:
-            skipped.append(f.__name__)
-            print(f"skip  {f.__name__}: {e}", flush=True)
-        except Exception:  # every failure of a case is reported, whatever it is
-            failed.append(f.__name__)
-            print(f"FAIL  {f.__name__}\n{traceback.format_exc()}", flush=True)
-        for p in processes:
-            if p.poll() is None:
-                p.send_signal(signal.SIGCONT)
-                p.kill()
-                p.wait()
-    sys.exit(1 if failed else SKIP if skipped and not ran else 0)
+    with ThreadPoolExecutor(side_by_side) as pool:
+        ends = list(pool.map(run_one, [f for f in cases if not wanted or f.__name__ in wanted]))
+    sys.exit(1 if "FAIL" in ends else SKIP if ends and "ok" not in ends else 0)

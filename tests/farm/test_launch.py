@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 
-from harness import FAULTY, JOBS, PACE, PROGRAM, Farm, ROOT, Skip, WORK, done, free_port, processes, run, start, total
+from harness import FAULTY, JOBS, PACE, PROGRAM, Farm, ROOT, Skip, WORK, done, free_port, own, run, start, total
 
 
 def systemd_units():
@@ -119,7 +119,7 @@ class Slurm:
                               "/usr/sbin/munged", "--foreground", "--force", f"--key-file={key}", f"--socket={d}/socket",
                               f"--pid-file={d}/pid", f"--log-file={d}/log", f"--seed-file={d}/seed"],
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        processes.append(p)
+        own(p)
 
     def call(self, *args):
         return subprocess.run(args, env=self.env, capture_output=True, text=True, check=False).stdout
