@@ -19,6 +19,7 @@ for f; do
     key=$( (echo "$base"; cat "$f") | sha256sum | cut -c1-40)
     [ -e "$cache/$key" ] || printf '%s\0%s\0' "$f" "$cache/$key"
 done | xargs -0 -r -n 2 -P "$(nproc)" sh -c '
-    out=$("$0" -p "$1" --quiet --extra-arg=-Wno-unknown-warning-option "$2" 2>&1) && touch "$3" && exit 0
+    out=$("$0" -p "$1" --quiet --extra-arg=-Wno-unknown-warning-option \
+        --extra-arg=-Wno-enum-float-conversion "$2" 2>&1) && touch "$3" && exit 0
     printf "%s\n" "$out" | grep -v "warnings generated\|Suppressed\|Use -header-filter"
     exit 1' "$tool" "$build"

@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* Bytes of whole numbers, 0 for the rest; negative where signed. */
-static const int8_t whole_width[KD_GV_COUNT] = {1, -1, 2, -2, 4, -4, 0, 1, 0, 0, 8, -8, 0};
+static const int whole_width[KD_GV_COUNT] = {1, -1, 2, -2, 4, -4, 0, 1, 0, 0, 8, -8, 0};
 
 int kd_gguf_item(const struct kd_gguf_kv *kv, int64_t i, int64_t *out)
 {

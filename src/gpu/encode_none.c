@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+/* Signatures are the device's. NOLINTBEGIN(readability-non-const-parameter) */
+
 int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count,
                         int64_t memory_bytes, struct kd_err *err)
 {
@@ -222,3 +224,4 @@ int kd_gpu_tensor_error(struct kd_gpu_tensor *t, double *power, double *error, s
     (void)error;
     return no_tensor(err);
 }
+/* NOLINTEND(readability-non-const-parameter) */

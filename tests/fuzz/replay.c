@@ -15,7 +15,7 @@ static int one(const char *path)
         return 1;
     fseek(f, 0, SEEK_END);
     long n = ftell(f);
-    rewind(f);
+    fseek(f, 0, SEEK_SET);
     uint8_t *data = malloc((size_t)n + 1);
     int bad = !data || fread(data, 1, (size_t)n, f) != (size_t)n;
     fclose(f);

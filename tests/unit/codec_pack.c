@@ -99,7 +99,8 @@ static void round_trips(void **unused)
         for (unsigned p = 0; p < 256; p++) {
             unsigned next = (p + 1) % 256, bits = kd_rate_bits_at(rate, next);
             assert_int_equal(states[p] & ((1u << kd_rate_bits_at(rate, p)) - 1u), symbols[p]);
-            assert_int_equal(states[next], ((states[p] << bits) & 0xffffu) | symbols[next]);
+            assert_int_equal(states[next],
+                             (((unsigned)states[p] << bits) & 0xffffu) | symbols[next]);
         }
         kd_exl3_pack(states, rate, again);
         assert_memory_equal(bytes, again, size);

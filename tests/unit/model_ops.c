@@ -240,6 +240,12 @@ static void memory_done(struct kd_store *s, int64_t layer, int64_t expert)
     ((struct memory *)s->ctx)->dones++;
 }
 
+/* An array that stays in own[] until the test ends. */
+static float *take(const struct kd_json *j, const char *name, float **own, int *n)
+{
+    return own[(*n)++] = array(j, name, NULL);
+}
+
 static void moe(void **state)
 {
     struct kd_json *j = load("moe");
@@ -247,7 +253,7 @@ static void moe(void **state)
     float *own[64];
     int n = 0;
     (void)state;
-#define TAKE(name) (own[n++] = array(j, name, NULL))
+#define TAKE(name) take(j, name, own, &n)
     for (int e = 0; e < 8; e++) {
         char key[3][32];
         for (int i = 0; i < 3; i++)
