@@ -206,6 +206,26 @@ int kd_dir_remove(const char *path, struct kd_err *err)
     return remove_at(AT_FDCWD, path, err);
 }
 
+int kd_dir_sweep(const char *path, struct kd_err *err)
+{
+    char name[4096];
+    DIR *dir = opendir(path);
+    if (!dir)
+        return kd_fail_sys(err, "cannot list '%s'", path);
+    int rc = 0;
+    struct dirent *e;
+    while (!rc && (e = readdir(dir))) {
+        const char *tmp = strstr(e->d_name, ".tmp");
+        if (tmp && strlen(tmp) == 10) {
+            rc = kd_path_join(name, sizeof name, path, e->d_name, err);
+            if (!rc && unlink(name))
+                rc = kd_fail_sys(err, "cannot remove '%s'", name);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
 int kd_path_join(char *out, size_t size, const char *a, const char *b, struct kd_err *err)
 {
     size_t n = strlen(a);

@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "base/progress.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -335,27 +334,6 @@ static int take_settings(struct kd_job *j, const char *source_json, bool resume,
     return rc;
 }
 
-/* What a killed run left half-written beside finished files: NAME.tmpXXXXXX. The lock is held. */
-static int sweep(const struct kd_job *j, struct kd_err *err)
-{
-    char path[4096];
-    DIR *dir = opendir(j->dst);
-    if (!dir)
-        return kd_fail_sys(err, "cannot list '%s'", j->dst);
-    int rc = 0;
-    struct dirent *e;
-    while (!rc && (e = readdir(dir))) {
-        const char *tmp = strstr(e->d_name, ".tmp");
-        if (tmp && strlen(tmp) == 10) {
-            rc = kd_path_join(path, sizeof path, j->dst, e->d_name, err);
-            if (!rc && unlink(path))
-                rc = kd_fail_sys(err, "cannot remove '%s'", path);
-        }
-    }
-    closedir(dir);
-    return rc;
-}
-
 static int take_window(struct kd_job *j, struct kd_err *err)
 {
     int64_t rows = j->block_T / j->text->cols;
@@ -429,8 +407,8 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
         kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
         goto fail;
     }
-    if (take_settings(j, source_json, resume, err) || sweep(j, err) || take_window(j, err) ||
-        kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
+    if (take_settings(j, source_json, resume, err) || kd_dir_sweep(j->dst, err) ||
+        take_window(j, err) || kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
         goto fail;
     count_tiles(j);
     return 0;

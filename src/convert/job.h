@@ -138,5 +138,10 @@ int kd_job_unit_path(const struct kd_job *j, const struct kd_out_tensor *t, char
                      struct kd_err *err) KD_MUST;
 /* kondense.json, quantization_config.json, index, tokenizer files, config.json (last). */
 int kd_job_write_small(struct kd_job *j, struct kd_err *err) KD_MUST;
+/* Parts of it that need a job's dst, rates and text alone. `config`: the source's; gets the block
+ * about quantization. */
+int kd_job_write_index(const struct kd_job *j, struct kd_err *err) KD_MUST;
+int kd_job_write_quant_config(const struct kd_job *j, struct kd_err *err) KD_MUST;
+int kd_job_write_config(const struct kd_job *j, struct kd_json *config, struct kd_err *err) KD_MUST;
 
 #endif

@@ -96,13 +96,16 @@ static int classify(struct kd_out_tensor *t, const struct kd_rate_wish *wish)
     t->bytes = t->src_bytes;
     bool packed = kd_name_ends(s->name, ".weight_packed");
     bool expert = t->layer >= 0 && expert_of(rest, t);
+    bool keep = wish->experts_bpw <= 0 && wish->size_bytes <= 0;
     if (expert && t->rank == 2 && kd_name_ends(s->name, ".weight_scale"))
-        return !kd_k3_pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
+        return keep || !kd_k3_pads_well(t->shape[0], t->shape[1] * KD_MXFP4_GROUP);
     if (t->rank != 2 || (!packed && !kd_name_ends(s->name, ".weight")))
         return 1;
     t->rows = t->shape[0];
     t->cols = t->shape[1] * (packed ? 2 : 1);
-    unsigned rate = expert ? (unsigned)KD_RATE16_MIN : packed ? 0 : trunk_rate(wish, t, rest);
+    unsigned rate = expert   ? (keep ? 0 : (unsigned)KD_RATE16_MIN)
+                    : packed ? 0
+                             : trunk_rate(wish, t, rest);
     if (rate && !kd_k3_pads_well(t->rows, t->cols)) {
         t->kept_for_padding = true;
         rate = 0;
@@ -317,16 +320,24 @@ static int assign_shards(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct
     return 0;
 }
 
-static int collect(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
+/* Where the tensors come from: a checkpoint, or a list of names. */
+struct names {
+    const struct kd_ckpt *ck;
+    const struct kd_tensor *list;
+    int64_t count;
+    const struct kd_json *config;
+};
+
+static int collect(struct kd_rates *r, const struct names *from, const struct kd_k3_cfg *cfg,
                    struct kd_err *err)
 {
     struct kd_k3_map map;
-    int64_t n = kd_ckpt_count(ck), name_bytes = 0;
-    if (kd_k3_map_init(&map, cfg, kd_ckpt_config(ck), err) ||
+    int64_t n = from->count, name_bytes = 0;
+    if (kd_k3_map_init(&map, cfg, from->config, err) ||
         kd_mem_zero(&r->t, n, sizeof *r->t, "tensor list", err))
         return -1;
     for (int64_t i = 0; i < n; i++) {
-        const struct kd_tensor *s = kd_ckpt_at(ck, i);
+        const struct kd_tensor *s = from->ck ? kd_ckpt_at(from->ck, i) : &from->list[i];
         if (take_shape(&r->t[r->count], s, &map, err))
             return -1;
         if (!classify(&r->t[r->count], &r->wish))
@@ -345,12 +356,12 @@ static int collect(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd
     return 0;
 }
 
-int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
-                  const struct kd_rate_wish *wish, struct kd_err *err)
+static int plan_of(struct kd_rates *r, const struct names *from, const struct kd_k3_cfg *cfg,
+                   const struct kd_rate_wish *wish, struct kd_err *err)
 {
     memset(r, 0, sizeof *r);
     r->wish = *wish;
-    if (collect(r, ck, cfg, err) || assign_shards(r, cfg, err))
+    if (collect(r, from, cfg, err) || assign_shards(r, cfg, err))
         goto fail;
     if (wish->size_bytes > 0) {
         if (fit(r, cfg, err))
@@ -365,6 +376,21 @@ int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_
 fail:
     kd_rates_release(r);
     return -1;
+}
+
+int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg,
+                  const struct kd_rate_wish *wish, struct kd_err *err)
+{
+    struct names from = {.ck = ck, .count = kd_ckpt_count(ck), .config = kd_ckpt_config(ck)};
+    return plan_of(r, &from, cfg, wish, err);
+}
+
+int kd_rates_plan_names(struct kd_rates *r, const struct kd_tensor *list, int64_t count,
+                        const struct kd_json *config, const struct kd_k3_cfg *cfg,
+                        const struct kd_rate_wish *wish, struct kd_err *err)
+{
+    struct names from = {.list = list, .count = count, .config = config};
+    return plan_of(r, &from, cfg, wish, err);
 }
 
 void kd_rates_release(struct kd_rates *r)

@@ -71,7 +71,7 @@ static int parts_of(const struct kd_job *j, const struct kd_out_tensor *t, char 
     return n;
 }
 
-static int write_index(const struct kd_job *j, struct kd_err *err)
+int kd_job_write_index(const struct kd_job *j, struct kd_err *err)
 {
     struct sink s;
     char name[512], shard[64], parts[5][16];
@@ -214,7 +214,7 @@ static void storage_entry(const struct kd_job *j, struct kd_jw *w, const struct 
     kd_jw_close(w, '}');
 }
 
-static int write_quant_config(const struct kd_job *j, struct kd_err *err)
+int kd_job_write_quant_config(const struct kd_job *j, struct kd_err *err)
 {
     struct sink s;
     if (sink_open(&s, j, "quantization_config.json", err))
@@ -256,10 +256,10 @@ static int copy_others(const struct kd_job *j, struct kd_err *err)
     return rc ? -1 : 0;
 }
 
-static int write_config(const struct kd_job *j, struct kd_err *err)
+int kd_job_write_config(const struct kd_job *j, struct kd_json *config, struct kd_err *err)
 {
     struct kd_buf block, out;
-    struct kd_json *config = NULL, *quant = NULL;
+    struct kd_json *quant = NULL;
     char path[4096];
     kd_buf_init(&block, 1 << 20);
     kd_buf_init(&out, 1 << 26);
@@ -267,9 +267,7 @@ static int write_config(const struct kd_job *j, struct kd_err *err)
     kd_jw_open(&w, NULL, '{');
     quant_block(j, &w);
     kd_jw_close(&w, '}');
-    int rc = kd_path_join(path, sizeof path, kd_ckpt_dir(j->ck), "config.json", err) ||
-             kd_json_load(&config, path, 1 << 26, err) ||
-             kd_json_parse(&quant, block.data, block.size_bytes, "quantization block", err);
+    int rc = kd_json_parse(&quant, block.data, block.size_bytes, "quantization block", err);
     if (!rc) {
         struct kd_json *text = kd_json_get(config, "text_config");
         struct kd_json *holder = text && kd_json_get(text, "quantization_config") ? text : config;
@@ -285,10 +283,19 @@ static int write_config(const struct kd_job *j, struct kd_err *err)
         rc = kd_json_dump(&out, config, err) ||
              kd_path_join(path, sizeof path, j->dst, "config.json", err) ||
              kd_file_write(path, out.data, out.size_bytes, err);
-    kd_json_free(config);
     kd_json_free(quant);
     kd_buf_release(&block);
     kd_buf_release(&out);
+    return rc ? -1 : 0;
+}
+
+static int config_of_source(const struct kd_job *j, struct kd_err *err)
+{
+    struct kd_json *config = NULL;
+    char path[4096];
+    int rc = kd_path_join(path, sizeof path, kd_ckpt_dir(j->ck), "config.json", err) ||
+             kd_json_load(&config, path, 1 << 26, err) || kd_job_write_config(j, config, err);
+    kd_json_free(config);
     return rc ? -1 : 0;
 }
 
@@ -455,8 +462,8 @@ static int write_receipt(const struct kd_job *j, struct kd_err *err)
 
 int kd_job_write_small(struct kd_job *j, struct kd_err *err)
 {
-    return write_index(j, err) || write_quant_config(j, err) || copy_others(j, err) ||
-                   write_receipt(j, err) || write_config(j, err)
+    return kd_job_write_index(j, err) || kd_job_write_quant_config(j, err) || copy_others(j, err) ||
+                   write_receipt(j, err) || config_of_source(j, err)
                ? -1
                : 0;
 }

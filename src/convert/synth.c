@@ -2,287 +2,329 @@
 
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "base/rand.h"
-#include "fmt/st_write.h"
-#include "model/k3_cfg.h"
+#include "base/show.h"
+#include "convert/job.h"
+#include "convert/synth_int.h"
+#include "fmt/exl3_file.h"
 #include "num/half.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-/* What a tensor is filled with. */
-enum fill { LINEAR, NORM, ZERO_ONE, SMALL, CODES, SCALES };
+enum { NAME_MAX_BYTES = 160, SLAB = 8 << 20, PIECE = 64 << 10 };
 
-struct item {
-    char name[160];
-    const char *dtype;
-    int rank;
-    int64_t shape[3];
-    enum fill fill;
-    float gain; /* LINEAR: times 1/sqrt(inputs) */
+struct kd_synth {
+    struct kd_synth_opts o;
+    struct kd_json *config; /* of what is made */
+    struct kd_k3_cfg whole, cut;
+    struct kd_k3_map map, whole_map;
+    struct kd_tensor *list; /* names, as the release has them */
+    char (*names)[NAME_MAX_BYTES];
+    int64_t count;
+    struct kd_rates rates;
 };
 
-enum { ITEMS_MAX = 64 };
-
-struct list {
-    struct item item[ITEMS_MAX];
-    int count;
-    char prefix[96];
-};
-
-static void add(struct list *l, const char *name, const char *dtype, int64_t a, int64_t b,
-                enum fill fill, float gain)
+static bool is_exl3(const struct kd_synth *s)
 {
-    struct item *i = &l->item[l->count++];
-    snprintf(i->name, sizeof i->name, "%s%s", l->prefix, name);
-    i->dtype = dtype;
-    i->rank = b ? 2 : 1;
-    i->shape[0] = a;
-    i->shape[1] = b;
-    i->fill = fill;
-    i->gain = gain;
+    return s->o.wish.experts_bpw > 0;
 }
 
-static void linear(struct list *l, const char *name, int64_t rows, int64_t cols, float gain)
+/* Every tensor's name in the released form. */
+static int list_names(struct kd_synth *s, struct kd_err *err)
 {
-    add(l, name, "BF16", rows, cols, LINEAR, gain);
+    const struct kd_k3_cfg *c = &s->cut;
+    struct kd_k3_name n;
+    int64_t moe = 0, most;
+    for (int64_t l = 0; l < c->layers; l++)
+        moe += kd_k3_is_moe(c, l);
+    most = (c->layers + 1) * kd_k3_row_count() + moe * c->experts * 6;
+    if (kd_mem_zero(&s->list, most, sizeof *s->list, "tensor list", err) ||
+        kd_mem_new(&s->names, most, sizeof *s->names, "tensor names", err))
+        return -1;
+    for (int64_t l = -1; l < c->layers; l++) {
+        for (int row = 0; row < kd_k3_row_count(); row++)
+            s->count += kd_k3_row_tensor(&s->map, row, l, s->names[s->count], sizeof *s->names, &n);
+        for (int64_t e = 0; l >= 0 && kd_k3_is_moe(c, l) && e < c->experts; e++)
+            for (int p = 0; p < 6; p++)
+                snprintf(s->names[s->count++], sizeof *s->names,
+                         "%smodel.layers.%lld.block_sparse_moe.experts.%lld.w%d.weight_%s",
+                         c->nested ? "language_model." : "", (long long)l, (long long)e, p / 2 + 1,
+                         p % 2 ? "scale" : "packed");
+    }
+    for (int64_t i = 0; i < s->count; i++)
+        s->list[i] = (struct kd_tensor){.name = s->names[i], .rank = -1};
+    return 0;
 }
 
-static void norm(struct list *l, const char *name, int64_t n)
+static int take_config(struct kd_synth *s, const struct kd_json *config, struct kd_err *err)
 {
-    add(l, name, "BF16", n, 0, NORM, 1);
+    struct kd_buf text;
+    kd_buf_init(&text, 1 << 24);
+    int rc = kd_json_dump(&text, config, err) ||
+             kd_json_parse(&s->config, text.data, text.size_bytes, "config", err);
+    kd_buf_release(&text);
+    if (rc || kd_k3_cfg_parse(&s->whole, s->config, NULL, err) ||
+        kd_k3_cfg_check(&s->whole, s->config, err) ||
+        kd_synth_shape(s->config, &s->whole, &s->o, &s->cut, err) ||
+        kd_k3_map_init(&s->map, &s->cut, s->config, err) ||
+        kd_k3_map_init(&s->whole_map, &s->whole, s->config, err))
+        return -1;
+    if (s->o.last < 0)
+        s->o.last = s->whole.layers - 1;
+    if (s->cut.moe_inter % 32 || s->cut.latent % 32)
+        return kd_fail(err, KD_EINVAL, "MXFP4 experts need widths that are multiples of 32");
+    return 0;
 }
 
-static void conv(struct list *l, const char *name, int64_t channels, int64_t taps)
+int kd_synth_open(struct kd_synth **out, const struct kd_json *config, const char *what,
+                  const struct kd_synth_opts *o, struct kd_err *err)
 {
-    add(l, name, "F32", channels, taps, LINEAR, 1);
-    struct item *i = &l->item[l->count - 1];
-    i->rank = 3;
-    i->shape[1] = 1;
-    i->shape[2] = taps;
+    struct kd_synth *s;
+    *out = NULL;
+    if (kd_mem_zero(&s, 1, sizeof *s, "made model", err))
+        return -1;
+    s->o = *o;
+    if (take_config(s, config, err)) {
+        kd_synth_close(s);
+        return err->code == KD_EUSAGE || err->code == KD_ENOTSUP ? -1 : kd_wrap(err, "%s", what);
+    }
+    if (list_names(s, err) ||
+        kd_rates_plan_names(&s->rates, s->list, s->count, s->config, &s->cut, &s->o.wish, err)) {
+        kd_synth_close(s);
+        return -1;
+    }
+    *out = s;
+    return 0;
 }
 
-static void attention(struct list *l, const struct kd_k3_cfg *c, int64_t layer)
+void kd_synth_close(struct kd_synth *s)
 {
-    int64_t H = c->hidden, P = c->kda_heads * c->kda_dim;
-    if (c->mla[layer]) {
-        int64_t V = c->heads * c->v_dim;
-        linear(l, "self_attn.q_a_proj.weight", c->q_lora, H, 1);
-        norm(l, "self_attn.q_a_layernorm.weight", c->q_lora);
-        linear(l, "self_attn.q_b_proj.weight", c->heads * (c->nope + c->rope), c->q_lora, 1);
-        linear(l, "self_attn.kv_a_proj_with_mqa.weight", c->kv_lora + c->rope, H, 1);
-        norm(l, "self_attn.kv_a_layernorm.weight", c->kv_lora);
-        linear(l, "self_attn.kv_b_proj.weight", c->heads * (c->nope + c->v_dim), c->kv_lora, 1);
-        linear(l, "self_attn.g_proj.weight", V, H, 1);
-        linear(l, "self_attn.o_proj.weight", H, V, 1);
+    if (!s)
         return;
+    kd_rates_release(&s->rates);
+    kd_json_free(s->config);
+    kd_mem_free(s->list);
+    kd_mem_free(s->names);
+    kd_mem_free(s);
+}
+
+void kd_synth_facts(const struct kd_synth *s, struct kd_synth_facts *f)
+{
+    *f = (struct kd_synth_facts){.layers = s->cut.layers,
+                                 .tensors = s->rates.count,
+                                 .shards = s->rates.shard_count,
+                                 .file_bytes = s->rates.total_bytes};
+    for (int64_t i = 0; i < s->rates.count; i++) {
+        const struct kd_out_tensor *t = &s->rates.t[i];
+        *(t->layer < 0 ? &f->end_bytes : &f->layer_bytes) += t->bytes;
     }
-    static const char *const qkvg[] = {"q", "k", "v", "g"};
-    char name[64];
-    for (int i = 0; i < 4; i++) {
-        snprintf(name, sizeof name, "self_attn.%s_proj.weight", qkvg[i]);
-        linear(l, name, P, H, 1);
-        snprintf(name, sizeof name, "self_attn.%s_conv1d.weight", qkvg[i]);
-        if (i < 3)
-            conv(l, name, P, c->conv);
-    }
-    linear(l, "self_attn.f_a_proj.weight", c->kda_dim, H, 1);
-    linear(l, "self_attn.f_b_proj.weight", P, c->kda_dim, 1);
-    linear(l, "self_attn.b_proj.weight", c->kda_heads, H, 1);
-    add(l, "self_attn.A_log", "F32", c->kda_dim > c->kda_heads ? c->kda_dim : c->kda_heads, 0,
-        ZERO_ONE, 1);
-    add(l, "self_attn.dt_bias", "F32", P, 0, SMALL, 1);
-    add(l, "self_attn.o_norm.weight", "F32", c->kda_dim, 0, NORM, 1);
-    linear(l, "self_attn.o_proj.weight", H, P, 1);
+    if (is_exl3(s))
+        f->experts = kd_rates_sum(&s->rates, 'e');
 }
 
-static void layer_items(struct list *l, const struct kd_k3_cfg *c, int64_t layer)
+/* The stream of a tensor: by its layer's number in the whole model and its name in the layer, so
+ * that a range of layers and all of them have the same weights. */
+static uint64_t seed_of(const struct kd_synth *s, const struct kd_out_tensor *t, const char *part)
 {
-    int64_t H = c->hidden;
-    snprintf(l->prefix, sizeof l->prefix, "language_model.model.layers.%lld.", (long long)layer);
-    l->count = 0;
-    norm(l, "input_layernorm.weight", H);
-    norm(l, "post_attention_layernorm.weight", H);
-    norm(l, "self_attention_res_norm.weight", H);
-    norm(l, "mlp_res_norm.weight", H);
-    linear(l, "self_attention_res_proj.weight", 1, H, 1);
-    linear(l, "mlp_res_proj.weight", 1, H, 1);
-    attention(l, c, layer);
-    if (!kd_k3_is_moe(c, layer)) {
-        linear(l, "mlp.gate_proj.weight", c->dense_inter, H, 1);
-        linear(l, "mlp.up_proj.weight", c->dense_inter, H, 1);
-        linear(l, "mlp.down_proj.weight", H, c->dense_inter, 1);
-        return;
-    }
-    int64_t S = c->shared * c->moe_inter;
-    linear(l, "block_sparse_moe.gate.weight", c->experts, H, 2);
-    add(l, "block_sparse_moe.gate.e_score_correction_bias", "F32", c->experts, 0, SMALL, 1);
-    linear(l, "block_sparse_moe.routed_expert_down_proj.weight", c->latent, H, 1);
-    norm(l, "block_sparse_moe.routed_expert_norm.weight", c->latent);
-    linear(l, "block_sparse_moe.routed_expert_up_proj.weight", H, c->latent, 1);
-    linear(l, "block_sparse_moe.shared_experts.gate_proj.weight", S, H, 1);
-    linear(l, "block_sparse_moe.shared_experts.up_proj.weight", S, H, 1);
-    linear(l, "block_sparse_moe.shared_experts.down_proj.weight", H, S, 1);
+    const char *name = t->key, *dot = strstr(name, ".layers.");
+    int64_t layer = t->layer < 0 ? -1 : t->layer + s->o.first;
+    if (dot && t->layer >= 0)
+        name = strchr(dot + 8, '.');
+    uint64_t own = kd_rand_fork(s->o.seed, (uint64_t)layer + 1);
+    return kd_rand_fork(kd_rand_fork(own, kd_fnv64(name)), kd_fnv64(part));
 }
 
-static void expert_items(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int64_t e)
+/* `name` as the whole model has it. */
+static void whole_name(const struct kd_synth *s, const struct kd_out_tensor *t, const char *name,
+                       char *out, size_t size)
 {
-    static const char *const w[] = {"w1", "w3", "w2"};
-    l->count = 0;
-    for (int i = 0; i < 3; i++) {
-        int64_t rows = i == 2 ? c->latent : c->moe_inter, cols = i == 2 ? c->moe_inter : c->latent;
-        snprintf(l->prefix, sizeof l->prefix,
-                 "language_model.model.layers.%lld.block_sparse_moe.experts.%lld.%s.",
-                 (long long)layer, (long long)e, w[i]);
-        add(l, "weight_packed", "U8", rows, cols / 2, CODES, 1);
-        add(l, "weight_scale", "U8", rows, cols / 32, SCALES, 1);
-        /* 1/sqrt(inputs): the codes' rms is about 2. */
-        int shift = 0;
-        while ((int64_t)1 << (2 * shift) < 4 * cols)
-            shift++;
-        l->item[l->count - 1].gain = (float)(127 - shift);
+    const char *at = strstr(name, ".layers.");
+    const char *rest = at && t->layer >= 0 ? strchr(at + 8, '.') : NULL;
+    if (rest)
+        snprintf(out, size, "%.*s%lld%s", (int)(at + 8 - name), name,
+                 (long long)(t->layer + s->o.first), rest);
+    else
+        snprintf(out, size, "%s", name);
+}
+
+static int64_t power_of(int64_t inputs)
+{
+    int64_t shift = 0; /* 1/sqrt(inputs), as the codes' rms is about 2 */
+    while ((int64_t)1 << (2 * shift) < 4 * inputs)
+        shift++;
+    return shift;
+}
+
+/* What a tensor that stays as the release stores it is filled with. */
+static void fill_of(const struct kd_k3_name *n, int64_t inputs, struct kd_synth_item *it)
+{
+    const char *row = kd_k3_row_name(n->row);
+    it->type = !strcmp(n->dtype, "F32") ? 'f' : !strcmp(n->dtype, "BF16") ? 'b' : 'u';
+    if (n->part == KD_K3_PACKED) {
+        it->kind = KD_SYNTH_CODES;
+    } else if (n->part == KD_K3_SCALE) {
+        it->kind = KD_SYNTH_SCALES;
+        it->gain = (float)(127 - power_of(32 * inputs));
+    } else if (kd_name_ends(row, "norm")) {
+        it->kind = KD_SYNTH_NORM;
+    } else if (kd_name_ends(row, "A_log")) {
+        it->kind = KD_SYNTH_UNIT;
+    } else if (kd_name_ends(row, "bias")) {
+        it->gain = 0.2f;
+    } else {
+        it->gain = (n->kind == KD_K3_ROUTER  ? 2.0f
+                    : n->kind == KD_K3_EMBED ? sqrtf((float)inputs)
+                                             : 1.0f) /
+                   sqrtf((float)inputs);
     }
 }
 
-static void ends_items(struct list *l, const struct kd_k3_cfg *c)
+/* Where a cut tensor begins in the whole one. */
+static int64_t begin_of(const struct kd_synth *s, int64_t cut, int64_t whole)
 {
-    l->count = 0;
-    snprintf(l->prefix, sizeof l->prefix, "language_model.");
-    add(l, "model.embed_tokens.weight", "BF16", c->vocab, c->hidden, LINEAR,
-        sqrtf((float)c->hidden));
-    linear(l, "lm_head.weight", c->vocab, c->hidden, 1);
-    norm(l, "model.norm.weight", c->hidden);
-    norm(l, "model.output_attn_res_norm.weight", c->hidden);
-    linear(l, "model.output_attn_res_proj.weight", 1, c->hidden, 1);
+    return cut == whole ? 0 : s->o.rank * cut;
 }
 
-/* A sum of four uniforms: near enough to normal, unit variance. */
-static float bell(uint64_t seed, uint64_t i)
+static int stored_item(const struct kd_synth *s, const struct kd_out_tensor *t,
+                       struct kd_synth_item *it, struct kd_err *err)
 {
-    double s = 0;
-    for (uint64_t k = 0; k < 4; k++)
-        s += kd_rand_unit(seed, 4 * i + k);
-    return (float)((s - 2) * 1.7320508);
-}
-
-static float value(const struct item *it, uint64_t seed, int64_t i)
-{
-    int64_t cols = it->shape[it->rank - 1];
-    switch (it->fill) {
-    case LINEAR:
-        return bell(seed, (uint64_t)i) * it->gain / sqrtf((float)cols);
-    case NORM:
-        return 1 + 0.1f * bell(seed, (uint64_t)i);
-    case ZERO_ONE:
-        return (float)kd_rand_unit(seed, (uint64_t)i);
-    case SMALL:
-        return 0.2f * bell(seed, (uint64_t)i);
-    case CODES:
-    case SCALES:
-        break;
+    struct kd_k3_name cut, whole;
+    char name[NAME_MAX_BYTES + 24];
+    whole_name(s, t, t->key, name, sizeof name);
+    if (!kd_k3_name_parse(&s->map, t->key, &cut) || !kd_k3_name_parse(&s->whole_map, name, &whole))
+        return kd_fail(err, KD_EINVAL, "%s: no tensor of this model", t->key);
+    int last = cut.rank - 1;
+    *it = (struct kd_synth_item){.rows = 1, .cols = 1, .whole_cols = 1};
+    it->seed = seed_of(s, t, "");
+    fill_of(&cut, whole.shape[last], it);
+    it->row0 = begin_of(s, cut.shape[0], whole.shape[0]);
+    /* A_log is stored wider than it is long where heads are few. */
+    if (it->kind == KD_SYNTH_UNIT)
+        it->row0 = begin_of(s, s->cut.kda_heads, s->whole.kda_heads);
+    for (int d = 0; d < last; d++)
+        it->rows *= cut.shape[d];
+    if (last) {
+        it->cols = cut.shape[last];
+        it->whole_cols = whole.shape[last];
+        it->col0 = begin_of(s, it->cols, it->whole_cols);
+    } else {
+        it->rows = cut.shape[0];
     }
     return 0;
 }
 
-static int put_item(struct kd_st_writer *w, const struct item *it, uint64_t run_seed,
-                    struct kd_err *err)
+/* The tensors of an EXL3 group that have more than one element: codes, input and output scales. */
+static int exl3_items(const struct kd_synth *s, const struct kd_out_tensor *t,
+                      struct kd_synth_item it[3], struct kd_err *err)
 {
-    uint64_t seed = kd_rand_fork(run_seed, kd_fnv64(it->name));
-    int64_t n = 1;
-    for (int d = 0; d < it->rank; d++)
-        n *= it->shape[d];
-    int64_t width = !strcmp(it->dtype, "F32") ? 4 : !strcmp(it->dtype, "BF16") ? 2 : 1;
-    uint8_t chunk[16384];
-    for (int64_t at = 0; at < n;) {
-        int64_t m = n - at < (int64_t)sizeof chunk / 4 ? n - at : (int64_t)sizeof chunk / 4;
-        for (int64_t i = 0; i < m; i++) {
-            float x = value(it, seed, at + i);
-            uint16_t h = kd_f32_bf16(x);
-            if (it->fill == CODES)
-                chunk[i] = (uint8_t)kd_rand_u64(seed, (uint64_t)(at + i));
-            else if (it->fill == SCALES)
-                chunk[i] = (uint8_t)(it->gain + (float)(kd_rand_u64(seed, (uint64_t)(at + i)) & 1));
-            else if (width == 4)
-                memcpy(chunk + 4 * i, &x, 4);
-            else
-                memcpy(chunk + 2 * i, &h, 2);
-        }
-        if (kd_st_put(w, chunk, m * width, err))
+    struct kd_k3_name whole;
+    char key[NAME_MAX_BYTES], name[NAME_MAX_BYTES + 24];
+    snprintf(key, sizeof key, "%s.trellis", t->key);
+    whole_name(s, t, key, name, sizeof name);
+    if (!kd_k3_name_parse(&s->whole_map, name, &whole))
+        return kd_fail(err, KD_EINVAL, "%s: no matrix of this model", t->key);
+    int64_t k = kd_exl3_pad(t->cols), n = kd_exl3_pad(t->rows);
+    int64_t k0 = begin_of(s, t->cols, whole.cols), n0 = begin_of(s, t->rows, whole.rows);
+    /* Standard deviation of what random codes decode to. */
+    float spread = s->o.wish.cb == KD_CB_MUL1 ? 1.0f : 1.24371088f;
+    it[0] = (struct kd_synth_item){.kind = KD_SYNTH_BITS,
+                                   .type = 'u',
+                                   .rows = k / KD_TILE * (n / KD_TILE),
+                                   .cols = kd_rate_tile_bytes(kd_rate_from16(t->rate16)),
+                                   .row0 = k0 / KD_TILE,
+                                   .col0 = n0 / KD_TILE,
+                                   .grid = n / KD_TILE,
+                                   .whole_grid = kd_exl3_pad(whole.rows) / KD_TILE,
+                                   .seed = seed_of(s, t, "trellis")};
+    it[1] = (struct kd_synth_item){.kind = KD_SYNTH_SIGNS,
+                                   .type = 'h',
+                                   .rows = k,
+                                   .cols = 1,
+                                   .whole_cols = 1,
+                                   .row0 = k0,
+                                   .gain = 1,
+                                   .seed = seed_of(s, t, "suh")};
+    it[2] = it[1];
+    it[2].rows = n;
+    it[2].row0 = n0;
+    it[2].gain = 1 / (spread * sqrtf((float)whole.cols));
+    it[2].seed = seed_of(s, t, "svh");
+    return 0;
+}
+
+/* A slab of rows, made piece by piece by all threads. */
+struct slab {
+    const struct kd_synth_item *it;
+    int64_t lo, hi, step;
+    uint8_t *out;
+};
+
+static void make_piece(void *ctx, int64_t i, int worker)
+{
+    const struct slab *b = ctx;
+    int64_t lo = b->lo + i * b->step, hi = lo + b->step < b->hi ? lo + b->step : b->hi;
+    (void)worker;
+    kd_synth_rows(b->it, lo, hi, b->out + (lo - b->lo) * kd_synth_row_bytes(b->it));
+}
+
+static int put_item(const struct kd_synth *s, const struct kd_run *run, struct kd_st_writer *w,
+                    const struct kd_synth_item *it, uint8_t *buf, struct kd_err *err)
+{
+    int64_t row = kd_synth_row_bytes(it), many = SLAB / row;
+    for (int64_t lo = 0; lo < it->rows; lo += many) {
+        struct slab b = {.it = it, .lo = lo, .out = buf, .step = (PIECE + row - 1) / row};
+        b.hi = it->rows - lo < many ? it->rows : lo + many;
+        if (s->o.stopped && s->o.stopped())
+            return kd_fail(err, KD_ECANCEL, "stopped; the same command goes on with it");
+        kd_pool_run(run->pool, (b.hi - lo + b.step - 1) / b.step, make_piece, &b);
+        if (kd_st_put(w, buf, (b.hi - lo) * row, err))
             return -1;
-        at += m;
+        kd_progress_add((b.hi - lo) * row, NULL);
     }
     return 0;
 }
 
-/* Runs the items of one shard, those of four bytes or the others: pass 0 plans the header, pass 1
- * writes. */
-static int shard_part(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass, bool f32,
-                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index,
-                      const char *file, uint64_t seed, struct kd_err *err)
+/* In the order of kd_exl3_plan. */
+static int put_tensor(const struct kd_synth *s, const struct kd_run *run, struct kd_st_writer *w,
+                      const struct kd_out_tensor *t, uint8_t *buf, struct kd_err *err)
 {
-    int64_t groups = layer < c->layers && kd_k3_is_moe(c, layer) ? c->experts + 1 : 1;
-    for (int64_t g = 0; g < groups; g++) {
-        if (g)
-            expert_items(l, c, layer, g - 1);
-        else if (layer < c->layers)
-            layer_items(l, c, layer);
-        else
-            ends_items(l, c);
-        for (int i = 0; i < l->count; i++) {
-            const struct item *it = &l->item[i];
-            if (!strcmp(it->dtype, "F32") != f32)
-                continue;
-            if (pass) {
-                if (put_item(w, it, seed, err))
-                    return -1;
-                continue;
-            }
-            if (kd_st_plan_add(p, it->name, it->dtype, it->rank, it->shape, 0, err))
-                return -1;
-            kd_buf_printf(index, "%s\n    \"%s\": \"%s\"", index->size_bytes ? "," : "", it->name,
-                          file);
-        }
-    }
-    return 0;
+    struct kd_synth_item it[3];
+    if (!t->quantized)
+        return stored_item(s, t, &it[0], err) || put_item(s, run, w, &it[0], buf, err) ? -1 : 0;
+    if (exl3_items(s, t, it, err))
+        return -1;
+    for (int i = 0; i < 3; i++)
+        if (put_item(s, run, w, &it[i], buf, err))
+            return -1;
+    return kd_exl3_put_marks(w, kd_rate_from16(t->rate16), s->o.wish.cb, err);
 }
 
-/* Wide elements first, so that each tensor begins on a multiple of its element, whatever the
- * widths. */
-static int shard_pass(struct list *l, const struct kd_k3_cfg *c, int64_t layer, int pass,
-                      struct kd_st_plan *p, struct kd_st_writer *w, struct kd_buf *index,
-                      const char *file, uint64_t seed, struct kd_err *err)
-{
-    return shard_part(l, c, layer, pass, true, p, w, index, file, seed, err) ||
-                   shard_part(l, c, layer, pass, false, p, w, index, file, seed, err)
-               ? -1
-               : 0;
-}
-
-static int write_shard(struct list *l, const struct kd_k3_cfg *c, int64_t layer, const char *dst,
-                       struct kd_buf *index, int64_t *total, uint64_t seed, struct kd_err *err)
+static int write_shard(const struct kd_synth *s, const struct kd_run *run, int32_t shard,
+                       const char *path, uint8_t *buf, struct kd_err *err)
 {
     struct kd_st_plan p;
     struct kd_st_writer w;
-    char file[64], path[4096];
+    char note[64];
     memset(&w, 0, sizeof w);
-    snprintf(file, sizeof file, "model-%05lld-of-%06lld.safetensors", (long long)layer + 1,
-             (long long)c->layers + 1);
-    kd_st_plan_init(&p);
-    int rc = kd_path_join(path, sizeof path, dst, file, err) ||
-             shard_pass(l, c, layer, 0, &p, NULL, index, file, seed, err) ||
-             kd_st_open(&w, path, &p, err);
-    if (!rc)
-        rc = shard_pass(l, c, layer, 1, NULL, &w, index, file, seed, err);
+    if (kd_rates_shard_plan(&s->rates, shard, &p, err))
+        return -1;
+    int rc = kd_st_open(&w, path, &p, err);
+    snprintf(note, sizeof note, "shard %d of %d", shard + 1, s->rates.shard_count);
+    kd_progress_add(0, note);
+    for (int64_t i = s->rates.shard_first[shard]; !rc && i < s->rates.shard_first[shard + 1]; i++)
+        rc = put_tensor(s, run, &w, &s->rates.t[i], buf, err);
     if (!rc)
         rc = kd_st_commit(&w, err);
-    else if (w.file.fd > 0)
+    else
         kd_st_abort(&w);
-    *total += p.data_bytes;
     kd_st_plan_release(&p);
-    return rc ? -1 : 0;
+    return rc;
 }
 
 static void base64(struct kd_buf *b, uint8_t byte)
@@ -324,56 +366,150 @@ static int write_tokenizer(const char *dst, struct kd_err *err)
     return rc ? -1 : 0;
 }
 
-static int write_index(const char *dst, const struct kd_buf *map, int64_t total, struct kd_err *err)
+/* What decides the bytes; also the receipt. */
+static void write_facts(const struct kd_synth *s, struct kd_buf *out)
 {
-    char path[4096], head[128];
-    struct kd_outfile f;
-    snprintf(head, sizeof head, "{\n  \"metadata\": {\"total_size\": %lld},\n  \"weight_map\": {",
-             (long long)total);
-    if (kd_path_join(path, sizeof path, dst, "model.safetensors.index.json", err) ||
-        kd_out_open(&f, path, err))
-        return -1;
-    if (kd_out_write(&f, head, (int64_t)strlen(head), err) ||
-        kd_out_write(&f, map->data, (int64_t)map->size_bytes, err) ||
-        kd_out_write(&f, "\n  }\n}\n", 7, err)) {
-        kd_out_abort(&f);
-        return -1;
+    static const char *const cb[] = {"3inst", "mcg", "mul1"};
+    const struct kd_rate_wish *wish = &s->o.wish;
+    struct kd_jw w = {.out = out};
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_str(&w, "made_by", "Kondense " KD_VERSION);
+    kd_jw_str(&w, "weights", "made: no model's");
+    kd_jw_int(&w, "first_layer", s->o.first);
+    kd_jw_int(&w, "last_layer", s->o.last);
+    kd_jw_int(&w, "of_layers", s->whole.layers);
+    kd_jw_int(&w, "rank", s->o.ranks > 1 ? s->o.rank : 0);
+    kd_jw_int(&w, "ranks", s->o.ranks > 1 ? s->o.ranks : 1);
+    kd_jw_int(&w, "seed", (int64_t)s->o.seed);
+    kd_jw_str(&w, "form", is_exl3(s) ? "exl3" : "mxfp4");
+    if (is_exl3(s)) {
+        kd_jw_num(&w, "experts_bpw", wish->experts_bpw);
+        kd_jw_num(&w, "trunk_bpw", wish->trunk_bpw);
+        kd_jw_num(&w, "head_bpw", wish->head_bpw);
+        kd_jw_str(&w, "codebook", cb[wish->cb]);
     }
-    return kd_out_commit(&f, err);
+    kd_jw_copy(&w, "config", s->config);
+    kd_jw_close(&w, '}');
+    kd_buf_char(out, '\n');
 }
 
-int kd_synth_write(const char *config_path, const char *dst, uint64_t seed, struct kd_err *err)
+/* Whether DST may be written into: 1 when a killed run had already finished it. */
+static int take_folder(const struct kd_synth *s, const char *dst, const char *work, int *lock,
+                       bool *finished, struct kd_err *err)
 {
-    struct kd_json *config = NULL;
-    struct kd_k3_cfg *c = NULL;
-    struct list *l = NULL;
-    struct kd_buf index, text;
+    struct kd_buf now, old;
     char path[4096];
-    int64_t total = 0;
-    kd_buf_init(&index, 1u << 30);
-    kd_buf_init(&text, 1 << 24);
+    *finished = false;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         return -1;
-    if (kd_file_exists(path))
+    if (kd_file_exists(path) && !kd_dir_exists(work))
         return kd_fail(err, KD_EUSAGE, "'%s' already holds a model; choose another folder", dst);
-    int rc = kd_json_load(&config, config_path, 1 << 24, err) ||
-             kd_mem_new(&c, 1, sizeof *c, "config", err) ||
-             kd_mem_new(&l, 1, sizeof *l, "tensor list", err) ||
-             kd_k3_cfg_parse(c, config, NULL, err) || kd_k3_cfg_check(c, config, err) ||
-             kd_dir_make(dst, err);
-    if (!rc && (c->moe_inter % 32 || c->latent % 32))
-        rc = kd_fail(err, KD_EINVAL, "MXFP4 experts need widths that are multiples of 32");
-    for (int64_t layer = 0; !rc && layer <= c->layers; layer++)
-        rc = write_shard(l, c, layer, dst, &index, &total, seed, err);
-    if (!rc)
-        rc = kd_buf_ok(&index, "index", err) || write_index(dst, &index, total, err) ||
-             write_tokenizer(dst, err) || kd_file_read(&text, config_path, 1 << 24, err) ||
+    *finished = kd_file_exists(path);
+    kd_buf_init(&now, 1 << 24);
+    kd_buf_init(&old, 1 << 24);
+    write_facts(s, &now);
+    int rc = kd_dir_make(work, err) || kd_dir_lock(work, lock, err) ||
+             kd_path_join(path, sizeof path, work, "synth.json", err) || kd_buf_ok(&now, path, err);
+    if (!rc && !kd_file_exists(path))
+        rc = kd_file_write(path, now.data, now.size_bytes, err);
+    else if (!rc)
+        rc = kd_file_read(&old, path, 1 << 24, err);
+    if (!rc && old.size_bytes &&
+        (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes) != 0))
+        rc = kd_fail(err, KD_EUSAGE,
+                     "'%s' was begun with another config or other options (compare %s): use the "
+                     "same ones, or remove the folder",
+                     dst, path);
+    kd_buf_release(&now);
+    kd_buf_release(&old);
+    return rc || kd_dir_sweep(dst, err) ? -1 : 0;
+}
+
+static int shard_path(const struct kd_synth *s, const char *dst, int32_t shard, char *out,
+                      size_t size, bool *there, struct kd_err *err)
+{
+    char name[64];
+    kd_rates_shard_name(&s->rates, shard, name, sizeof name);
+    if (kd_path_join(out, size, dst, name, err))
+        return -1;
+    *there = kd_file_exists(out);
+    return 0;
+}
+
+static int write_shards(const struct kd_synth *s, const struct kd_run *run, const char *dst,
+                        struct kd_err *err)
+{
+    char path[4096], need[32], have[32];
+    int64_t left = 0;
+    uint8_t *buf;
+    bool there;
+    for (int32_t i = 0; i < s->rates.shard_count; i++) {
+        if (shard_path(s, dst, i, path, sizeof path, &there, err))
+            return -1;
+        left += there ? 0 : s->rates.shard_bytes[i];
+    }
+    int64_t room = kd_disk_free_bytes(dst);
+    kd_show_bytes(need, sizeof need, left);
+    kd_show_bytes(have, sizeof have, room);
+    if (room < left)
+        return kd_fail(err, KD_EIO, "'%s' needs %s of disk, %s are free", dst, need, have);
+    if (kd_mem_new(&buf, SLAB, 1, "made weights", err))
+        return -1;
+    kd_progress_begin("synth", "bytes", s->rates.total_bytes, s->rates.total_bytes - left);
+    int rc = 0;
+    for (int32_t i = 0; !rc && i < s->rates.shard_count; i++) {
+        rc = shard_path(s, dst, i, path, sizeof path, &there, err);
+        if (!rc && !there)
+            rc = write_shard(s, run, i, path, buf, err);
+    }
+    kd_progress_end();
+    kd_mem_free(buf);
+    return rc;
+}
+
+/* Index, tokenizer, what was made, and last the config: a folder without it is unfinished. */
+static int write_small(const struct kd_synth *s, const char *dst, struct kd_err *err)
+{
+    static const struct kd_corpus no_text;
+    struct kd_job *j;
+    struct kd_buf b;
+    char path[4096];
+    if (kd_mem_zero(&j, 1, sizeof *j, "model", err))
+        return -1;
+    j->rates = s->rates;
+    j->text = &no_text;
+    kd_buf_init(&b, 1 << 24);
+    write_facts(s, &b);
+    int rc = snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst
+                 ? kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst)
+                 : kd_job_write_index(j, err) || write_tokenizer(dst, err) ||
+                       kd_path_join(path, sizeof path, dst, "synth.json", err) ||
+                       kd_buf_ok(&b, path, err) || kd_file_write(path, b.data, b.size_bytes, err);
+    kd_buf_clear(&b);
+    if (!rc && is_exl3(s))
+        rc = kd_job_write_quant_config(j, err) || kd_job_write_config(j, s->config, err);
+    else if (!rc)
+        rc = kd_json_dump(&b, s->config, err) ||
              kd_path_join(path, sizeof path, dst, "config.json", err) ||
-             kd_file_write(path, text.data, text.size_bytes, err);
-    kd_json_free(config);
-    kd_mem_free(c);
-    kd_mem_free(l);
-    kd_buf_release(&index);
-    kd_buf_release(&text);
+             kd_file_write(path, b.data, b.size_bytes, err);
+    kd_buf_release(&b);
+    kd_mem_free(j);
+    return rc ? -1 : 0;
+}
+
+int kd_synth_write(const struct kd_synth *s, const struct kd_run *run, const char *dst,
+                   struct kd_err *err)
+{
+    char work[4096];
+    bool finished = false;
+    int lock = -1;
+    if (!*dst)
+        return kd_fail(err, KD_EUSAGE, "the destination has no name: give a folder");
+    int rc = kd_path_join(work, sizeof work, dst, ".synth", err) ||
+             take_folder(s, dst, work, &lock, &finished, err) ||
+             (!finished && (write_shards(s, run, dst, err) || write_small(s, dst, err))) ||
+             kd_dir_remove(work, err);
+    if (lock >= 0)
+        close(lock);
     return rc ? -1 : 0;
 }

@@ -205,14 +205,21 @@ int kd_exl3_plan(struct kd_st_plan *p, const char *key, int64_t k, int64_t n, st
     return rate.mask ? add(p, key, "kmask", "I32", 0, NULL, err) : 0;
 }
 
+int kd_exl3_put_marks(struct kd_st_writer *w, struct kd_rate rate, enum kd_codebook cb,
+                      struct kd_err *err)
+{
+    int32_t value = cb == KD_CB_MUL1 ? MUL1_VALUE : MCG_VALUE, mask = rate.mask;
+    return (cb != KD_CB_3INST && kd_st_put(w, &value, 4, err)) ||
+                   (mask && kd_st_put(w, &mask, 4, err))
+               ? -1
+               : 0;
+}
+
 int kd_exl3_put(struct kd_st_writer *w, const struct kd_exl3_tensor *t, struct kd_err *err)
 {
     int64_t codes = t->k / 16 * (t->n / 16) * kd_rate_tile_bytes(t->rate);
-    int32_t value = t->cb == KD_CB_MUL1 ? MUL1_VALUE : MCG_VALUE, mask = t->rate.mask;
     if (kd_st_put(w, t->codes, codes, err) || kd_st_put(w, t->suh, 2 * t->k, err) ||
-        kd_st_put(w, t->svh, 2 * t->n, err) ||
-        (t->cb != KD_CB_3INST && kd_st_put(w, &value, 4, err)) ||
-        (mask && kd_st_put(w, &mask, 4, err)))
+        kd_st_put(w, t->svh, 2 * t->n, err))
         return -1;
-    return 0;
+    return kd_exl3_put_marks(w, t->rate, t->cb, err);
 }

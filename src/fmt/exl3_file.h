@@ -33,6 +33,9 @@ int64_t kd_exl3_pad(int64_t dim); /* to a multiple of 128 */
 int kd_exl3_plan(struct kd_st_plan *p, const char *key, int64_t k, int64_t n, struct kd_rate rate,
                  enum kd_codebook cb, struct kd_err *err) KD_MUST;
 int kd_exl3_put(struct kd_st_writer *w, const struct kd_exl3_tensor *t, struct kd_err *err) KD_MUST;
+/* Its last part, the scalars that name codebook and mask, for who streams the others. */
+int kd_exl3_put_marks(struct kd_st_writer *w, struct kd_rate rate, enum kd_codebook cb,
+                      struct kd_err *err) KD_MUST;
 /* Bytes of the group's tensors (no header). */
 int64_t kd_exl3_bytes(int64_t k, int64_t n, struct kd_rate rate, enum kd_codebook cb);
 

@@ -527,10 +527,32 @@ static bool parse(const struct kd_k3_map *m, const char *name, struct kd_k3_name
     return parse_rest(m, name, false, out);
 }
 
+static const struct kd_k3_name nothing = {
+    .kind = KD_K3_UNKNOWN, .row = -1, .layer = -1, .expert = -1, .rank = -1};
+
+bool kd_k3_row_tensor(const struct kd_k3_map *m, int row, int64_t layer, char *name, size_t size,
+                      struct kd_k3_name *out)
+{
+    const struct row *r = &rows[row];
+    bool vision = r->kind == KD_K3_VISION || r->kind == KD_K3_PROJECTOR;
+    char place[64] = "";
+    *out = nothing;
+    if (r->where == ON_EXPERT || !kd_k3_row_expect(m, row, layer))
+        return false;
+    if (layer >= 0)
+        snprintf(place, sizeof place,
+                 vision ? "vision_tower.encoder.blocks.%lld." : "model.layers.%lld.",
+                 (long long)layer);
+    snprintf(name, size, "%s%s%s%s", m->cfg->nested && !vision ? "language_model." : "", place,
+             r->base, weight(r));
+    out->kind = r->kind;
+    out->row = row;
+    out->layer = (int)layer;
+    return describe(m, r, weight(r), out);
+}
+
 bool kd_k3_name_parse(const struct kd_k3_map *m, const char *name, struct kd_k3_name *out)
 {
-    static const struct kd_k3_name nothing = {
-        .kind = KD_K3_UNKNOWN, .row = -1, .layer = -1, .expert = -1, .rank = -1};
     *out = nothing;
     if (!parse(m, name, out)) {
         *out = nothing;

@@ -8,6 +8,7 @@
 #include "model/k3_cfg.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum kd_k3_kind {
@@ -81,5 +82,9 @@ enum kd_k3_kind kd_k3_row_kind(int row);
 /* How many matrices or vectors of this row a whole model has in `layer` (-1: outside the layers).
  */
 int64_t kd_k3_row_expect(const struct kd_k3_map *m, int row, int64_t layer);
+/* The one tensor of a row outside the experts in `layer` (a layer, a vision block, or -1), under
+ * the name and as the release stores it; false where there is none. */
+bool kd_k3_row_tensor(const struct kd_k3_map *m, int row, int64_t layer, char *name, size_t size,
+                      struct kd_k3_name *out);
 
 #endif

@@ -137,27 +137,14 @@ static int by_class(const void *pa, const void *pb)
 /* Fills `i` with a row's tensor in a layer (or vision block, or -1); false where it has none. */
 static bool describe(const struct walk *w, int row, int64_t layer, bool block, struct item *i)
 {
-    const struct kd_k3_map *map = &w->m->map;
     struct kd_k3_name n;
-    char place[64] = "";
     memset(i, 0, sizeof *i);
     i->row = kd_k3_row_name(row);
     i->kind = kd_k3_row_kind(row);
     bool vision = i->kind == KD_K3_VISION || i->kind == KD_K3_PROJECTOR;
-    if (i->kind == KD_K3_ROUTED || (layer >= 0 && vision != block) ||
-        !kd_k3_row_expect(map, row, layer))
+    if ((layer >= 0 && vision != block) ||
+        !kd_k3_row_tensor(&w->m->map, row, layer, i->name, sizeof i->name, &n))
         return false;
-    if (layer >= 0)
-        snprintf(place, sizeof place,
-                 block ? "vision_tower.encoder.blocks.%lld." : "model.layers.%lld.",
-                 (long long)layer);
-    const char *front = w->m->cfg.nested && !vision ? "language_model." : "";
-    snprintf(i->name, sizeof i->name, "%s%s%s.weight", front, place, i->row);
-    if (!kd_k3_name_parse(map, i->name, &n)) {
-        i->name[strlen(i->name) - strlen(".weight")] = 0;
-        if (!kd_k3_name_parse(map, i->name, &n))
-            return false;
-    }
     i->rank = n.rank;
     memcpy(i->shape, n.shape, sizeof i->shape);
     i->elements = n.params;

@@ -28,6 +28,8 @@ struct kd_plan_model {
 
 /* Kimi K3 as released: the config's figures are part of the program. */
 int kd_plan_model_k3(struct kd_plan_model *m, struct kd_err *err) KD_MUST;
+/* Its config.json, as far as shapes go; the caller's to free. */
+int kd_plan_config_k3(struct kd_json **config, struct kd_err *err) KD_MUST;
 /* A config.json, or a folder that has one. */
 int kd_plan_model_load(struct kd_plan_model *m, const char *path, struct kd_err *err) KD_MUST;
 /* From a parsed config. */

@@ -12,7 +12,14 @@
  * every fourth and the last. */
 static const char k3_config[] =
     "{\"architectures\":[\"KimiK3ForConditionalGeneration\"],\"model_type\":\"kimi_k3\","
-    "\"text_config\":{\"model_type\":\"kimi_linear\",\"hidden_size\":7168,\"num_hidden_layers\":93,"
+    "\"dtype\":\"bfloat16\",\"tie_word_embeddings\":false,"
+    "\"text_config\":{\"model_type\":\"kimi_linear\",\"hidden_act\":\"situ\","
+    "\"moe_router_activation_func\":\"sigmoid\",\"topk_method\":\"noaux_tc\",\"mla_use_nope\":true,"
+    "\"mla_use_output_gate\":true,\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+    "\"format\":\"mxfp4-pack-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],"
+    "\"format\":\"mxfp4-pack-quantized\",\"weights\":{\"num_bits\":4,\"group_size\":32,\"type\":"
+    "\"float\",\"strategy\":\"group\",\"symmetric\":true,\"dynamic\":false,\"scale_dtype\":"
+    "\"torch.uint8\"}}}},\"hidden_size\":7168,\"num_hidden_layers\":93,"
     "\"num_attention_heads\":96,\"num_key_value_heads\":96,\"intermediate_size\":33792,"
     "\"vocab_size\":163840,\"rms_norm_eps\":1e-5,\"max_position_embeddings\":1048576,"
     "\"activation_situ_beta\":4.0,\"activation_situ_linear_beta\":25.0,\"attn_res_block_size\":12,"
@@ -99,7 +106,7 @@ int kd_plan_model_of(struct kd_plan_model *m, const struct kd_json *config, cons
     return 0;
 }
 
-int kd_plan_model_k3(struct kd_plan_model *m, struct kd_err *err)
+int kd_plan_config_k3(struct kd_json **config, struct kd_err *err)
 {
     char mla[256] = "", kda[512] = "", text[4096];
     size_t nm = 0, nk = 0;
@@ -110,9 +117,14 @@ int kd_plan_model_k3(struct kd_plan_model *m, struct kd_err *err)
         else
             nk += (size_t)snprintf(kda + nk, sizeof kda - nk, "%s%d", nk ? "," : "", l);
     }
-    struct kd_json *config;
     int n = snprintf(text, sizeof text, k3_config, mla, kda);
-    if (kd_json_parse(&config, text, (size_t)n, "Kimi K3's own config", err))
+    return kd_json_parse(config, text, (size_t)n, "Kimi K3's own config", err);
+}
+
+int kd_plan_model_k3(struct kd_plan_model *m, struct kd_err *err)
+{
+    struct kd_json *config;
+    if (kd_plan_config_k3(&config, err))
         return -1;
     int rc = kd_plan_model_of(m, config, "Kimi K3", err);
     kd_json_free(config);
@@ -177,7 +189,8 @@ const struct kd_plan_target kd_plan_published[] = {
 /* Share of `blocks` that the fullest of n devices gets. */
 static double fullest(int64_t blocks, int64_t n)
 {
-    return blocks > 0 ? (double)((blocks + n - 1) / n) / (double)blocks : 1;
+    int64_t most = (blocks + n - 1) / n;
+    return blocks > 0 ? (double)most / (double)blocks : 1;
 }
 
 struct kd_plan_cut kd_plan_cut_of(const struct kd_plan_bytes *b, const struct kd_plan_model *m,

@@ -166,7 +166,15 @@ static void awkward(void **state)
     char config[512], src[512], dst[512];
     struct kd_to_gguf_done done;
     (void)state;
-    must(kd_synth_write(data_path(config, "awkward/config.json"), in_dir(src, "awkward"), 3, &err));
+    struct kd_synth_opts opts = {.last = -1, .seed = 3};
+    const struct kd_run one = {0};
+    struct kd_json *shape;
+    struct kd_synth *s;
+    must(kd_json_load(&shape, data_path(config, "awkward/config.json"), 1 << 20, &err));
+    must(kd_synth_open(&s, shape, "config", &opts, &err));
+    must(kd_synth_write(s, &one, in_dir(src, "awkward"), &err));
+    kd_synth_close(s);
+    kd_json_free(shape);
     must(convert(src, in_dir(dst, "awkward.gguf"), (struct kd_to_gguf){.trunk_type = KD_GT_BF16},
                  &done));
     assert_true(distance(src, dst) == 0);
