@@ -1,6 +1,8 @@
 #include "codec/expert.h"
 
 #include "base/mem.h"
+#include "gpu/calib.h"
+#include "kern/mat_source.h"
 
 #include <string.h>
 
@@ -93,25 +95,97 @@ static void blend(struct kd_hess *all, const struct kd_hess *routed, double weig
         all->h[i] = keep * all->h[i] + add * routed->h[i];
 }
 
-static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
-                        const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
-                        struct kd_expert_out *out, struct kd_err *err)
+/* Both sums over all tokens, here. *weight: the sum of the routed rows' squared weights. */
+static int sums_here(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
+                     const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                     struct kd_hess *routed, double *weight, struct kd_err *err)
 {
-    struct kd_hess routed = {0};
     struct block b = {0};
-    double weight = 0.0;
     int64_t inter = w1->rows;
-    int rc = block_open(&b, in, inter, err) || kd_hess_open(all, inter, err) ||
-             (in->weight_routed && kd_hess_open(&routed, inter, err));
+    int rc = block_open(&b, in, inter, err);
     for (int64_t first = 0; !rc && first < in->T; first += in->block_rows) {
         int64_t T = in->T - first < in->block_rows ? in->T - first : in->block_rows;
         rc = inner_rows(run, in, w1, w3, &b, first, T, err) ||
              kd_hess_add(run, all, b.inner, inter, T, err);
         if (rc || !in->weight_routed)
             continue;
-        int64_t n = gather(in, expert, &b, first, T, inter, &weight);
-        rc = kd_hess_add(run, &routed, b.routed, inter, n, err);
+        int64_t n = gather(in, expert, &b, first, T, inter, weight);
+        rc = kd_hess_add(run, routed, b.routed, inter, n, err);
     }
+    block_release(&b);
+    return rc ? -1 : 0;
+}
+
+/* The routed rows and their weights, for a device. */
+static int list_routed(const struct kd_layer_inputs *in, int64_t expert, int64_t count,
+                       int32_t **row, float **at, double *weight, struct kd_err *err)
+{
+    int64_t n = 0;
+    if (kd_mem_new(row, count, sizeof **row, "routed rows", err) ||
+        kd_mem_new(at, count, sizeof **at, "routed rows", err))
+        return -1;
+    for (int64_t t = 0; t < in->T; t++) {
+        float w = routed_weight(in, t, expert);
+        if (w < 0.0f)
+            continue;
+        (*row)[n] = (int32_t)t;
+        (*at)[n++] = w;
+        *weight += (double)w * (double)w;
+    }
+    return 0;
+}
+
+/* The same on one of the run's devices, unless it has no room (*done false). */
+static int sums_there(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
+                      const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                      struct kd_hess *routed, struct kd_expert_out *out, double *weight, bool *done,
+                      struct kd_err *err)
+{
+    const struct kd_gpu_source g = kd_mat_source(w1), u = kd_mat_source(w3);
+    struct kd_gpu_inner j = {.w1 = &g,
+                             .w3 = &u,
+                             .T = in->T,
+                             .z = in->z,
+                             .latents = in->z_there,
+                             .beta = in->situ_beta,
+                             .linear = in->situ_linear,
+                             .h = all->h};
+    int32_t *row = NULL;
+    float *at = NULL;
+    double sum = 0.0;
+    int rc = 0;
+    if (in->weight_routed) {
+        rc = list_routed(in, expert, out->routed_rows, &row, &at, &sum, err);
+        j.routed_h = routed->h;
+        j.row = row;
+        j.weight = at;
+        j.routed = out->routed_rows;
+    }
+    if (!rc)
+        rc = kd_gpu_inner_sums(run->encoder, &j, done, err);
+    kd_mem_free(row);
+    kd_mem_free(at);
+    if (rc || !*done)
+        return rc;
+    all->rows = in->T;
+    routed->rows = j.routed;
+    *weight = sum;
+    return 0;
+}
+
+static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
+                        const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                        struct kd_expert_out *out, struct kd_err *err)
+{
+    struct kd_hess routed = {0};
+    double weight = 0.0;
+    bool done = false;
+    int rc = kd_hess_open(all, w1->rows, err) ||
+             (in->weight_routed && kd_hess_open(&routed, w1->rows, err));
+    if (!rc && run->encoder)
+        rc = sums_there(run, in, expert, w1, w3, all, &routed, out, &weight, &done, err);
+    if (!rc && !done)
+        rc = sums_here(run, in, expert, w1, w3, all, &routed, &weight, err);
     if (!rc)
         kd_hess_close(all);
     out->all_token_hessian =
@@ -122,7 +196,6 @@ static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *
     }
     if (!rc)
         rc = kd_hess_digest(all, out->hess_digest, err);
-    block_release(&b);
     kd_hess_release(&routed);
     return rc ? -1 : 0;
 }

@@ -7,11 +7,14 @@
 
 #include "codec/quant.h"
 
+struct kd_gpu_latents;
+
 /* What all experts of a layer share. */
 struct kd_layer_inputs {
     int64_t T, latent;
-    const uint16_t *z;          /* BF16 latents [T][latent] */
-    const struct kd_hess *h_in; /* of z, all tokens */
+    const uint16_t *z;                    /* BF16 latents [T][latent] */
+    const struct kd_gpu_latents *z_there; /* z on the run's devices, or NULL */
+    const struct kd_hess *h_in;           /* of z, all tokens */
     int64_t topk;
     const int32_t *ids; /* [T][topk] routing */
     const float *w;     /* [T][topk] */

@@ -1,8 +1,9 @@
 #include "codec/hess.h"
 
+#include "base/assert.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "gpu/encoder.h"
+#include "gpu/calib.h"
 #include "la/la.h"
 
 #include <math.h>
@@ -21,8 +22,14 @@ int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err)
 void kd_hess_release(struct kd_hess *h)
 {
     kd_gpu_square_close(h->shared);
+    kd_gpu_sums_close(h->sums);
     kd_mem_free(h->h);
     *h = (struct kd_hess){0};
+}
+
+int kd_hess_on_device(const struct kd_run *run, struct kd_hess *h, struct kd_err *err)
+{
+    return run->encoder ? kd_gpu_sums_open(&h->sums, run->encoder, h->k, err) : 0;
 }
 
 static bool row_finite(const float *x, int64_t k)
@@ -46,7 +53,10 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
         while (end < T && row_finite(x + end * ldx, h->k_real))
             end++;
         if (end > t) {
-            kd_la_syrk(run, x + t * ldx, ldx, end - t, h->k_real, h->h, h->k);
+            if (!h->sums)
+                kd_la_syrk(run, x + t * ldx, ldx, end - t, h->k_real, h->h, h->k);
+            else if (kd_gpu_sums_add(h->sums, x + t * ldx, ldx, h->k_real, end - t, err))
+                return -1;
             h->rows += end - t;
         }
         if (end < T)
@@ -59,7 +69,18 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
 void kd_hess_close(struct kd_hess *h)
 {
     struct kd_run run = {0};
+    KD_ASSERT(!h->sums);
     kd_la_mirror(&run, h->h, h->k);
+}
+
+int kd_hess_finish(struct kd_hess *h, struct kd_err *err)
+{
+    if (h->sums && kd_gpu_sums_take(h->sums, h->h, err))
+        return -1;
+    kd_gpu_sums_close(h->sums);
+    h->sums = NULL;
+    kd_hess_close(h);
+    return 0;
 }
 
 int kd_hess_share(const struct kd_run *run, struct kd_hess *h, struct kd_err *err)

@@ -6,6 +6,7 @@
 #include "kern/mat.h"
 
 struct kd_gpu_square;
+struct kd_gpu_sums;
 
 struct kd_hess {
     int64_t k; /* inputs, padded to 128 (surplus rows and columns zero) */
@@ -14,6 +15,7 @@ struct kd_hess {
     int64_t bad_rows;             /* dropped: not finite */
     float *h;                     /* k x k; only the block-upper part until kd_hess_close */
     struct kd_gpu_square *shared; /* see kd_hess_share */
+    struct kd_gpu_sums *sums;     /* see kd_hess_on_device */
 };
 int kd_hess_open(struct kd_hess *h, int64_t k_real, struct kd_err *err) KD_MUST;
 void kd_hess_release(struct kd_hess *h);
@@ -21,7 +23,12 @@ void kd_hess_release(struct kd_hess *h);
  * (ascending tokens), cutting into calls does not. */
 int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx, int64_t T,
                 struct kd_err *err) KD_MUST;
-/* Mirrors the triangle; after this, read only. */
+/* Before the first row, for a run with an encoder: rows are added on one of its devices, the bits
+ * are the same. Without an encoder, and where there is no room, nothing. kd_hess_finish brings the
+ * sums here, and kd_hess_release comes before the encoder's end. */
+int kd_hess_on_device(const struct kd_run *run, struct kd_hess *h, struct kd_err *err) KD_MUST;
+int kd_hess_finish(struct kd_hess *h, struct kd_err *err) KD_MUST;
+/* Where all rows were added here. Mirrors the triangle; after this, read only. */
 void kd_hess_close(struct kd_hess *h);
 /* After the close, for a run with an encoder: a copy on its devices serves all tensors of these
  * inputs, until kd_hess_release, which comes before the encoder's end. Without an encoder, and

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "convert/layer_work.h"
+#include "gpu/calib.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,7 +43,8 @@ static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h,
         if (!rc && seen > 0)
             rc = kd_hess_add(j->run, h, z, latent, seen, err);
     }
-    kd_hess_close(h);
+    if (!rc)
+        rc = kd_hess_finish(h, err);
     kd_mem_free(x);
     kd_mem_free(z);
     return rc ? -1 : 0;
@@ -360,7 +362,8 @@ int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
         return -1;
     find_trios(j, w->L.index, trios);
     int rc = check_trios(j, trios, err) || kd_hess_open(&h, j->cfg.latent, err) ||
-             latents(j, w, &h, err) || kd_hess_share(j->run, &h, err);
+             kd_hess_on_device(j->run, &h, err) || latents(j, w, &h, err) ||
+             kd_hess_share(j->run, &h, err);
     struct kd_layer_inputs in = {.T = j->T_hess,
                                  .latent = j->cfg.latent,
                                  .z = (const uint16_t *)(const void *)w->z.data,
@@ -374,8 +377,13 @@ int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
                                  .blend_rows = BLEND_ROWS,
                                  .fallback_rows = FALLBACK_ROWS,
                                  .block_rows = EXPERT_BLOCK_ROWS};
+    struct kd_gpu_latents *there = NULL;
+    if (!rc && j->run->encoder)
+        rc = kd_gpu_latents_open(&there, j->run->encoder, in.z, in.T, in.latent, err);
+    in.z_there = there;
     if (!rc)
         rc = encode_all(j, w, &in, trios, err);
+    kd_gpu_latents_close(there);
     kd_hess_release(&h);
     kd_mem_free(trios);
     if (!rc)

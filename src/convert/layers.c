@@ -165,7 +165,7 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
     int rc = 0;
     memset(&h, 0, sizeof h);
     if (hess || always) {
-        if ((hess && kd_hess_open(&h, k, err)) ||
+        if ((hess && (kd_hess_open(&h, k, err) || kd_hess_on_device(j->run, &h, err))) ||
             kd_mem_new(&x, j->block_T * k, sizeof *x, "stage inputs", err)) {
             kd_hess_release(&h);
             return -1;
@@ -180,10 +180,8 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
                 rc = kd_hess_add(j->run, &h, x, k, T, err);
         }
         kd_mem_free(x);
-        if (!rc && hess) {
-            kd_hess_close(&h);
-            rc = kd_hess_share(j->run, &h, err);
-        }
+        if (!rc && hess)
+            rc = kd_hess_finish(&h, err) || kd_hess_share(j->run, &h, err);
     }
     if (!rc)
         rc = spread(j, w, g, count, input, hess ? &h : NULL, !there, err);

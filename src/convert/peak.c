@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
-#include "gpu/encoder.h"
+#include "gpu/calib.h"
 
 #include <string.h>
 
@@ -179,15 +179,22 @@ static int64_t layer_held(const struct kd_job *j, bool mla, bool moe)
            (moe ? c->experts * (int64_t)sizeof(struct kd_unit) : 0);
 }
 
+static unsigned experts_rate(const struct kd_job *j)
+{
+    unsigned rate16 = 16;
+    for (int64_t i = 0; i < j->rates.count; i++)
+        if (j->rates.t[i].quantized && j->rates.t[i].expert >= 0 && j->rates.t[i].rate16 > rate16)
+            rate16 = j->rates.t[i].rate16;
+    return rate16;
+}
+
 static int64_t layers_peak(const struct kd_job *j)
 {
     const struct kd_k3_cfg *c = &j->cfg;
-    unsigned rate16 = 16;
+    unsigned rate16 = experts_rate(j);
     int64_t peak = 0;
     for (int64_t i = 0; i < j->rates.count; i++) {
         const struct kd_out_tensor *t = &j->rates.t[i];
-        if (t->quantized && t->expert >= 0 && t->rate16 > rate16)
-            rate16 = t->rate16;
         if (!t->quantized || t->expert >= 0)
             continue;
         int64_t held = t->layer < 0 ? block(j, c->hidden) : 0;
@@ -249,6 +256,42 @@ static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert
     }
 }
 
+/* The calibration beside it, which needs none of it: a sum of x^T x that grows, and products of a
+ * block's rows. */
+static int64_t stage_on_device(const struct kd_job *j)
+{
+    int64_t peak = 0;
+    for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
+        const struct kd_out_tensor *t = &j->rates.t[i];
+        const struct kd_gpu_source w = {
+            .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
+        if (t->expert < 0)
+            peak =
+                most(peak, kd_gpu_calib_mul_bytes(&w, j->block_T) +
+                               (hessian(j, t->cols) ? kd_gpu_sums_bytes(kd_exl3_pad(t->cols)) : 0));
+    }
+    return peak;
+}
+
+/* An expert's inner rows; with rates up to rate16. The latents are shared. */
+static int64_t inner_on_device(const struct kd_job *j, unsigned rate16)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    const struct kd_gpu_source w = {.type = KD_GPU_MAT_EXL3,
+                                    .rows = c->moe_inter,
+                                    .cols = c->latent,
+                                    .rows_padded = kd_exl3_pad(c->moe_inter),
+                                    .cols_padded = kd_exl3_pad(c->latent),
+                                    .rate = kd_rate_from16(rate16)};
+    float some; /* only whether there is one is looked at */
+    const struct kd_gpu_inner inner = {.w1 = &w,
+                                       .w3 = &w,
+                                       .T = j->T_hess,
+                                       .routed_h = j->set.weight_routed ? &some : NULL,
+                                       .routed = j->set.weight_routed ? j->T_hess : 0};
+    return kd_gpu_inner_bytes(&inner);
+}
+
 int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
 {
     int64_t peak = 0;
@@ -258,7 +301,12 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
         kd_gpu_encoder_facts(jobs[v].run->encoder, &f);
         device_bytes(&jobs[v], &trunk, &expert);
         int64_t lanes = (lanes_of(&jobs[v]) + f.devices - 1) / f.devices;
-        peak = most(peak, most(trunk, latent_on_device(&jobs[v]) + lanes * expert));
+        if (expert) {
+            expert = most(expert, inner_on_device(&jobs[v], experts_rate(&jobs[v])));
+            expert = latent_on_device(&jobs[v]) + 2 * jobs[v].T_hess * jobs[v].cfg.latent +
+                     lanes * expert;
+        }
+        peak = most(peak, most(most(trunk, stage_on_device(&jobs[v])), expert));
     }
     return peak;
 }

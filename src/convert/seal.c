@@ -191,8 +191,7 @@ static int head_hessian(struct kd_job *j, struct kd_k3_ends *ends, struct kd_hes
     kd_rw_close(&w.p);
     for (int64_t b = 0; b < KD_LAYER_BANKS_MAX; b++)
         kd_rw_close(&w.bank[b]);
-    kd_hess_close(h);
-    return rc ? -1 : 0;
+    return rc || kd_hess_finish(h, err) ? -1 : 0;
 }
 
 static int head(struct kd_job *j, struct kd_err *err)
@@ -213,7 +212,8 @@ static int head(struct kd_job *j, struct kd_err *err)
     struct kd_layer_work w;
     memset(&w, 0, sizeof w);
     memset(&h, 0, sizeof h);
-    int rc = kd_hess_open(&h, j->cfg.hidden, err) || head_hessian(j, &ends, &h, err) ||
+    int rc = kd_hess_open(&h, j->cfg.hidden, err) || kd_hess_on_device(j->run, &h, err) ||
+             head_hessian(j, &ends, &h, err) ||
              kd_layer_linear(j, &w, t, "head_in", &h, &ends.head, err);
     if (w.trunk_count)
         kd_unit_close(&w.trunk[0]);

@@ -18,7 +18,7 @@ enum {
     ROUND_TILES = 32768, /* tiles of one round at most, unless one row of tiles has more */
     SCALE_ITEMS = 512,   /* of one scale search in one round */
     STAMPS = 4,          /* events of a round */
-    SQUARES_SHARE = 4,   /* shared Hessians may take this part of the memory */
+    HELD_SHARE = 4,      /* what stays, such as shared Hessians, may take this part of the memory */
     RESERVE = 512 << 20, /* device memory for searches and rounds */
     TARGETS_SHARED = (KD_ENCODE_SPAN * KD_TILE + KD_TILE * (KD_ENCODE_COLUMNS + 1)) * 4,
     VALUES_SHARED =
@@ -39,7 +39,7 @@ struct kd_encode_device {
     bool started;
     int open;                                      /* tensors on it or waiting for it */
     int64_t budget, used, used_most, next, ticket; /* memory; who waits gets it in order */
-    int64_t held;                                  /* of used, by kd_gpu_square */
+    int64_t held;                                  /* of used, by kd_encode_hold */
     int turns, turns_wanted, searching;            /* held, waited for, held by scale searches */
     int64_t turn_next, turn_ticket;
     double turn_seconds;
@@ -566,16 +566,15 @@ void kd_encode_give_room(struct kd_gpu_tensor *t)
     pthread_mutex_unlock(&d->owner->lock);
 }
 
-/* Whether all devices have that much; then it is taken. */
-static bool take_for_square(struct kd_gpu_encoder *e, int64_t bytes)
+bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes)
 {
     bool room = true;
     pthread_mutex_lock(&e->lock);
-    for (int i = 0; i < e->count; i++) {
+    for (int i = first; i < first + count; i++) {
         const struct kd_encode_device *d = &e->dev[i];
-        room &= d->held + bytes <= d->budget / SQUARES_SHARE && d->used + bytes <= d->budget;
+        room &= d->held + bytes <= d->budget / HELD_SHARE && d->used + bytes <= d->budget;
     }
-    for (int i = 0; i < e->count && room; i++) {
+    for (int i = first; i < first + count && room; i++) {
         struct kd_encode_device *d = &e->dev[i];
         d->used += bytes;
         d->held += bytes;
@@ -583,6 +582,33 @@ static bool take_for_square(struct kd_gpu_encoder *e, int64_t bytes)
     }
     pthread_mutex_unlock(&e->lock);
     return room;
+}
+
+void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t bytes)
+{
+    pthread_mutex_lock(&e->lock);
+    for (int i = first; i < first + count; i++) {
+        struct kd_encode_device *d = &e->dev[i];
+        d->used -= bytes;
+        d->held -= bytes;
+        pthread_cond_broadcast(&d->room);
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+int kd_encode_devices(const struct kd_gpu_encoder *e)
+{
+    return e->count;
+}
+
+int kd_encode_device_index(const struct kd_gpu_encoder *e, int device)
+{
+    return e->dev[device].gpu->index;
+}
+
+int kd_encode_device_of(const struct kd_gpu_tensor *t)
+{
+    return (int)(t->dev - t->dev->owner->dev);
 }
 
 extern "C" int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_encoder *e,
@@ -596,7 +622,7 @@ extern "C" int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_enco
     s->e = e;
     s->k = k;
     s->bytes = 4 * k * k;
-    if (!take_for_square(e, s->bytes)) {
+    if (!kd_encode_hold(e, 0, e->count, s->bytes)) {
         kd_mem_free(s);
         return 0;
     }
@@ -620,14 +646,7 @@ extern "C" void kd_gpu_square_close(struct kd_gpu_square *s)
     for (int i = 0; i < s->e->count; i++)
         if (cudaSetDevice(s->e->dev[i].gpu->index) == cudaSuccess)
             cudaFree(s->at[i]);
-    pthread_mutex_lock(&s->e->lock);
-    for (int i = 0; i < s->e->count; i++) {
-        struct kd_encode_device *d = &s->e->dev[i];
-        d->used -= s->bytes;
-        d->held -= s->bytes;
-        pthread_cond_broadcast(&d->room);
-    }
-    pthread_mutex_unlock(&s->e->lock);
+    kd_encode_let_go(s->e, 0, s->e->count, s->bytes);
     kd_mem_free(s);
 }
 

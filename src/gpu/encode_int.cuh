@@ -108,10 +108,30 @@ void kd_encode_give_room(struct kd_gpu_tensor *t);
 int kd_encode_take_turn(struct kd_gpu_tensor *t, struct kd_err *err);
 void kd_encode_give_turn(struct kd_gpu_tensor *t);
 
+/* t->bytes of a device at t->memory, a stream and a turn; no more is needed of t. */
+int kd_encode_space_open(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, struct kd_err *err);
+void kd_encode_space_close(struct kd_gpu_tensor *t);
+/* Memory of devices first .. first + count - 1 for what stays (some part of it at most): false, or
+ * it is taken of each until it is given back. */
+bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
+void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
+int kd_encode_devices(const struct kd_gpu_encoder *e);
+/* The device's index for CUDA. */
+int kd_encode_device_index(const struct kd_gpu_encoder *e, int device);
+/* Which of the encoder's devices t is on. */
+int kd_encode_device_of(const struct kd_gpu_tensor *t);
+
 /* The calling thread speaks to the tensor's device from here on. */
 int kd_gpu_tensor_here(const struct kd_gpu_tensor *t, struct kd_err *err);
 int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
                        enum cudaMemcpyKind kind, struct kd_err *err);
+/* Rows of `width` bytes, `pitch` apart, to rows `to_pitch` apart on the device; and back. */
+int kd_gpu_tensor_copy_rows(const struct kd_gpu_tensor *t, void *to, int64_t to_pitch,
+                            const void *from, int64_t pitch, int64_t width, int64_t rows,
+                            struct kd_err *err);
+int kd_gpu_tensor_fetch_rows(const struct kd_gpu_tensor *t, void *to, int64_t to_pitch,
+                             const void *from, int64_t pitch, int64_t width, int64_t rows,
+                             struct kd_err *err);
 /* Waits for all that was asked of it. */
 int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err);
 

@@ -24,17 +24,6 @@ static int down(const struct kd_gpu_tensor *t, void *to, const void *from, int64
                : 0;
 }
 
-/* Rows of `width` bytes, `ld` apart, close together into `to`. */
-static int up_rows(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t ld,
-                   int64_t width, int64_t rows, struct kd_err *err)
-{
-    if (ld == width)
-        return kd_gpu_tensor_copy(t, to, from, width * rows, cudaMemcpyHostToDevice, err);
-    return kd_gpu_failed(cudaMemcpy2DAsync(to, (size_t)width, from, (size_t)ld, (size_t)width,
-                                           (size_t)rows, cudaMemcpyHostToDevice, t->stream),
-                         err, "copying a matrix");
-}
-
 template <enum kd_la_stored TYPE>
 static int load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w, int64_t width, int64_t ld,
                 struct kd_err *err)
@@ -48,8 +37,9 @@ static int load(struct kd_gpu_tensor *t, const struct kd_gpu_source *w, int64_t 
                        (long long)w->rows, (long long)w->cols, (long long)n, (long long)k);
     if (kd_gpu_tensor_here(t, err) ||
         kd_gpu_failed(cudaMemsetAsync(t->bad, 0, sizeof *t->bad, t->stream), err, "encoding") ||
-        up_rows(t, from, w->data, ld, width, w->rows, err) ||
-        (TYPE == KD_LA_MXFP4 && up_rows(t, scale, w->scale, w->ld_scale, scales, w->rows, err)))
+        kd_gpu_tensor_copy_rows(t, from, width, w->data, ld, width, w->rows, err) ||
+        (TYPE == KD_LA_MXFP4 &&
+         kd_gpu_tensor_copy_rows(t, scale, scales, w->scale, w->ld_scale, scales, w->rows, err)))
         return -1;
     KD_LAUNCH(kd_la_load<TYPE>, k / KD_LA_SIDE * (n / KD_LA_SIDE), KD_LA_THREADS, KD_LA_SIDE_SHARED,
               t->stream, j);

@@ -67,6 +67,31 @@ int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from
                          "copying between host and device");
 }
 
+static int copy_rows(const struct kd_gpu_tensor *t, void *to, int64_t to_pitch, const void *from,
+                     int64_t pitch, int64_t width, int64_t rows, enum cudaMemcpyKind kind,
+                     struct kd_err *err)
+{
+    if (to_pitch == width && pitch == width)
+        return kd_gpu_tensor_copy(t, to, from, width * rows, kind, err);
+    return kd_gpu_failed(cudaMemcpy2DAsync(to, (size_t)to_pitch, from, (size_t)pitch, (size_t)width,
+                                           (size_t)rows, kind, t->stream),
+                         err, "copying between host and device");
+}
+
+int kd_gpu_tensor_copy_rows(const struct kd_gpu_tensor *t, void *to, int64_t to_pitch,
+                            const void *from, int64_t pitch, int64_t width, int64_t rows,
+                            struct kd_err *err)
+{
+    return copy_rows(t, to, to_pitch, from, pitch, width, rows, cudaMemcpyHostToDevice, err);
+}
+
+int kd_gpu_tensor_fetch_rows(const struct kd_gpu_tensor *t, void *to, int64_t to_pitch,
+                             const void *from, int64_t pitch, int64_t width, int64_t rows,
+                             struct kd_err *err)
+{
+    return copy_rows(t, to, to_pitch, from, pitch, width, rows, cudaMemcpyDeviceToHost, err);
+}
+
 /* Sleeps: threads that look all the time would want a processor each. */
 int kd_gpu_tensor_settle(const struct kd_gpu_tensor *t, struct kd_err *err)
 {
@@ -101,11 +126,45 @@ extern "C" int64_t kd_gpu_tensor_bytes(const struct kd_gpu_tensor_shape *s)
     return lay_out(s, NULL);
 }
 
+/* What a thread waits for goes before the searches of the others. */
+int kd_encode_space_open(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, struct kd_err *err)
+{
+    int lowest, highest;
+
+    if (kd_encode_take_room(e, t, err))
+        return -1;
+    if (!kd_encode_take_turn(t, err) && !kd_gpu_tensor_here(t, err) &&
+        !kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") &&
+        !kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest),
+                       err, "a stream") &&
+        !kd_gpu_failed(
+            cudaEventCreateWithFlags(&t->done, cudaEventBlockingSync | cudaEventDisableTiming), err,
+            "an event") &&
+        !kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
+                       "device memory for a tensor"))
+        return 0;
+    kd_encode_space_close(t);
+    return -1;
+}
+
+void kd_encode_space_close(struct kd_gpu_tensor *t)
+{
+    if (!kd_gpu_tensor_here(t, NULL) && t->stream) {
+        if (t->memory)
+            cudaFreeAsync(t->memory, t->stream);
+        cudaStreamSynchronize(t->stream);
+        cudaStreamDestroy(t->stream);
+    }
+    if (t->done)
+        cudaEventDestroy(t->done);
+    kd_encode_give_turn(t);
+    kd_encode_give_room(t);
+}
+
 extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_encoder *e,
                                   const struct kd_gpu_tensor_shape *s, struct kd_err *err)
 {
     struct kd_gpu_tensor *t;
-    int lowest, highest;
 
     *out = NULL;
     if (s->k < 1 || s->n < 1 || s->k % KD_ENCODE_SPAN || s->n % KD_ENCODE_COLUMNS)
@@ -118,21 +177,8 @@ extern "C" int kd_gpu_tensor_open(struct kd_gpu_tensor **out, struct kd_gpu_enco
         return -1;
     t->shape = *s;
     t->bytes = lay_out(s, NULL);
-    if (kd_encode_take_room(e, t, err)) {
+    if (kd_encode_space_open(t, e, err)) {
         kd_mem_free(t);
-        return -1;
-    }
-    /* What a thread waits for goes before the searches of the others. */
-    if (kd_encode_take_turn(t, err) || kd_gpu_tensor_here(t, err) ||
-        kd_gpu_failed(cudaDeviceGetStreamPriorityRange(&lowest, &highest), err, "a stream") ||
-        kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, highest), err,
-                      "a stream") ||
-        kd_gpu_failed(
-            cudaEventCreateWithFlags(&t->done, cudaEventBlockingSync | cudaEventDisableTiming), err,
-            "an event") ||
-        kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)t->bytes, t->stream), err,
-                      "device memory for a tensor")) {
-        kd_gpu_tensor_close(t);
         return -1;
     }
     lay_out(s, t);
@@ -144,16 +190,7 @@ extern "C" void kd_gpu_tensor_close(struct kd_gpu_tensor *t)
 {
     if (!t)
         return;
-    if (!kd_gpu_tensor_here(t, NULL) && t->stream) {
-        if (t->memory)
-            cudaFreeAsync(t->memory, t->stream);
-        cudaStreamSynchronize(t->stream);
-        cudaStreamDestroy(t->stream);
-    }
-    if (t->done)
-        cudaEventDestroy(t->done);
-    kd_encode_give_turn(t);
-    kd_encode_give_room(t);
+    kd_encode_space_close(t);
     kd_mem_free(t);
 }
 

@@ -2,7 +2,9 @@
 
 #include "base/assert.h"
 #include "base/mem.h"
+#include "gpu/calib.h"
 #include "kern/exl3_mul.h"
+#include "kern/mat_source.h"
 #include "num/mxfp4_block.h"
 
 #include <stdatomic.h>
@@ -11,6 +13,8 @@
 /* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its
  * rows a multiple of 16, the kernels' block; 96 tokens keep their activations near the core. */
 enum { TOKENS_PER_ITEM = 96, MACS_PER_ITEM = 1 << 18, ROW_BLOCK = 16, H = 128 };
+/* Under so many tokens a matrix is not worth its way to a device. */
+enum { DEVICE_TOKENS = 256 };
 
 static int64_t rows_per_item(const struct kd_mat_job *j)
 {
@@ -136,6 +140,14 @@ int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int
 int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
                int64_t T, float *y, int64_t ldy, struct kd_err *err)
 {
+    if (run->encoder && T >= DEVICE_TOKENS) {
+        const struct kd_gpu_source s = kd_mat_source(w);
+        bool done;
+        if (kd_gpu_calib_mul(run->encoder, &s, x, ldx, T, y, ldy, &done, err))
+            return -1;
+        if (done)
+            return 0;
+    }
     if (w->type == KD_MAT_EXL3)
         return T > 0 ? kd_exl3_mul(run, w, x, ldx, T, y, ldy, err) : 0;
     struct kd_mat_job job = {w, x, ldx, T, y, ldy};

@@ -43,7 +43,9 @@ struct kd_run {
     struct kd_gpu_encoder *encoder; /* devices that encode (gpu/encoder.h), or NULL: this CPU */
 };
 
-/* y[t*ldy + r] for r < w->rows. Fails only for lack of memory (EXL3 rotates x into scratch). */
+/* y[t*ldy + r] for r < w->rows. Fails for lack of memory (EXL3 rotates x into scratch), or when a
+ * device of the run does: products of many tokens go there where it has room, the bits are the
+ * same. */
 int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
                int64_t T, float *y, int64_t ldy, struct kd_err *err) KD_MUST;
 /* Many matrices with their own inputs in one parallel region, e.g. the experts of one token. */

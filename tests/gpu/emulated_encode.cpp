@@ -1,59 +1,9 @@
-/* Encoding with the device's own program on the CPU: src/gpu/encode.cu over a fake runtime, kernels
- * emulated, the searches by the CPU's kernel. Bytes are the CPU's, lanes wait for memory, a device
- * that fails ends all of them with its sentence. */
-#define KD_GPU_EMULATE
-#include "gpu/encode.cu"
-#include "gpu/encode_la.cu"
-#include "gpu/encode_tensor.cu"
-#include "gpu/tn.cu"
-
-#include "gpu/encode_check.h"
+/* Encoding with the device's own program on the CPU (emulate_encoder.h). Bytes are the CPU's, lanes
+ * wait for memory, a device that fails ends all of them with its sentence. */
+#include "gpu/emulate_encoder.h"
 
 extern "C" {
 #include "la/la.h"
-}
-
-static struct kd_kern kern;
-
-int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
-{
-    return rc == cudaSuccess ? 0 : kd_fail(err, KD_EGPU, "%s: %s", what, cudaGetErrorString(rc));
-}
-
-extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
-{
-    if (kd_mem_zero(out, 1, sizeof **out, "a device", err))
-        return -1;
-    (*out)->index = index;
-    (*out)->facts.free_bytes = (int64_t)4 << 30;
-    (*out)->facts.sms = 12;
-    snprintf((*out)->facts.name, sizeof(*out)->facts.name, "emulated");
-    return 0;
-}
-
-extern "C" void kd_gpu_close(struct kd_gpu *g)
-{
-    kd_mem_free(g);
-}
-
-extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
-{
-    return &g->facts;
-}
-
-int kd_gpu_search_launch(struct kd_gpu *, cudaStream_t, struct kd_rate rate,
-                         enum kd_codebook codebook, int seam, int blocks, const float *target,
-                         uint16_t *states, int64_t tiles, struct kd_err *err)
-{
-    void *scratch;
-    if (blocks < 0 || blocks > 12) /* some are left to the linear algebra, or none (0) */
-        return kd_fail(err, KD_EINVAL, "a search by %d blocks", blocks);
-    if (kd_gpu_failed(kd_fake_call(), err, "starting the search") ||
-        kd_mem_new(&scratch, 1, (int64_t)kd_trellis_scratch_bytes(), "search", err))
-        return -1;
-    kern.trellis_search(target, tiles, rate, codebook, seam, states, scratch);
-    kd_mem_free(scratch);
-    return 0;
 }
 
 /* An encoder with so much memory for tensors, all cases on it. */

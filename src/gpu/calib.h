@@ -1,0 +1,63 @@
+/* Calibration on an encoder's devices: products of many rows, Hessians, the inner rows of an
+ * expert, each with the CPU's bits (class `exact`): sums are the chains of docs/numerics.md, in
+ * fp32. All pointers are host memory.
+ *
+ * Rows pass through a device in pieces, so memory does not grow with their number (the latents of
+ * a layer stay on it where there is room). Nothing here is needed: where a device has no room the
+ * caller is told so, without an error, and computes on the CPU.
+ *
+ * Any thread may call, each waits until its work is done; kd_gpu_sums belongs to one thread at a
+ * time. A build without CUDA has the same functions; they never have room. */
+#ifndef KD_GPU_CALIB_H
+#define KD_GPU_CALIB_H
+
+#include "gpu/encoder.h"
+
+/* y[t*ldy + r] for r < w->rows, as kd_mat_mul (kern/mat.h): F32, BF16, MXFP4, EXL3. *done false:
+ * nothing was done. */
+int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, const float *x,
+                     int64_t ldx, int64_t T, float *y, int64_t ldy, bool *done,
+                     struct kd_err *err) KD_MUST;
+/* Device bytes that it takes while it works (w's pointers are not read). */
+int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T);
+
+/* A sum of x^T x that grows on one device, k a multiple of 128. *out NULL without an error: no
+ * room. */
+struct kd_gpu_sums;
+int kd_gpu_sums_open(struct kd_gpu_sums **out, struct kd_gpu_encoder *e, int64_t k,
+                     struct kd_err *err) KD_MUST;
+void kd_gpu_sums_close(struct kd_gpu_sums *s);
+/* T rows of `cols` finite floats (the other inputs are zero). */
+int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols, int64_t T,
+                    struct kd_err *err) KD_MUST;
+/* Its upper triangle into h [k][k]; what is below the diagonal may be zero. */
+int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err) KD_MUST;
+int64_t kd_gpu_sums_bytes(int64_t k);
+
+/* BF16 latents [T][latent] on every device, for all experts of a layer. *out NULL without an
+ * error: no room. Closed when no kd_gpu_inner uses them. */
+struct kd_gpu_latents;
+int kd_gpu_latents_open(struct kd_gpu_latents **out, struct kd_gpu_encoder *e, const uint16_t *z,
+                        int64_t T, int64_t latent, struct kd_err *err) KD_MUST;
+void kd_gpu_latents_close(struct kd_gpu_latents *l);
+
+/* The Hessian of an expert's inner rows, situ(w1 z, w3 z) (docs/numerics.md), over all T rows of
+ * z; with routed_h also that of some rows times a weight. */
+struct kd_gpu_inner {
+    const struct kd_gpu_source *w1, *w3; /* EXL3, of one shape */
+    int64_t T;
+    const uint16_t *z;                    /* BF16 [T][w1->cols] */
+    const struct kd_gpu_latents *latents; /* the same rows on the devices, or NULL */
+    float beta, linear;
+    float *h; /* out: [k][k], k = w1->rows up to 128, as kd_gpu_sums_take */
+    float *routed_h;
+    const int32_t *row; /* [routed], ascending */
+    const float *weight;
+    int64_t routed;
+};
+/* *done false: nothing was done, for lack of room or because a row is not finite. */
+int kd_gpu_inner_sums(struct kd_gpu_encoder *e, const struct kd_gpu_inner *j, bool *done,
+                      struct kd_err *err) KD_MUST;
+int64_t kd_gpu_inner_bytes(const struct kd_gpu_inner *j);
+
+#endif

@@ -1,0 +1,96 @@
+/* Calibration on a device in a build without CUDA: there is never room. */
+#include "gpu/calib.h"
+
+int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, const float *x,
+                     int64_t ldx, int64_t T, float *y, int64_t ldy, bool *done, struct kd_err *err)
+{
+    (void)e;
+    (void)w;
+    (void)x;
+    (void)ldx;
+    (void)T;
+    (void)y;
+    (void)ldy;
+    (void)err;
+    *done = false;
+    return 0;
+}
+
+int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T)
+{
+    (void)w;
+    (void)T;
+    return 0;
+}
+
+int kd_gpu_sums_open(struct kd_gpu_sums **out, struct kd_gpu_encoder *e, int64_t k,
+                     struct kd_err *err)
+{
+    (void)e;
+    (void)k;
+    (void)err;
+    *out = NULL;
+    return 0;
+}
+
+void kd_gpu_sums_close(struct kd_gpu_sums *s)
+{
+    (void)s;
+}
+
+int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols, int64_t T,
+                    struct kd_err *err)
+{
+    (void)s;
+    (void)x;
+    (void)ldx;
+    (void)cols;
+    (void)T;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err)
+{
+    (void)s;
+    (void)h;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+int64_t kd_gpu_sums_bytes(int64_t k)
+{
+    (void)k;
+    return 0;
+}
+
+int kd_gpu_latents_open(struct kd_gpu_latents **out, struct kd_gpu_encoder *e, const uint16_t *z,
+                        int64_t T, int64_t latent, struct kd_err *err)
+{
+    (void)e;
+    (void)z;
+    (void)T;
+    (void)latent;
+    (void)err;
+    *out = NULL;
+    return 0;
+}
+
+void kd_gpu_latents_close(struct kd_gpu_latents *l)
+{
+    (void)l;
+}
+
+int kd_gpu_inner_sums(struct kd_gpu_encoder *e, const struct kd_gpu_inner *j, bool *done,
+                      struct kd_err *err)
+{
+    (void)e;
+    (void)j;
+    (void)err;
+    *done = false;
+    return 0;
+}
+
+int64_t kd_gpu_inner_bytes(const struct kd_gpu_inner *j)
+{
+    (void)j;
+    return 0;
+}

@@ -1,0 +1,112 @@
+/* Calibration with the device's own program on the CPU (emulate_encoder.h): products of every kind
+ * of matrix, Hessians and whole experts have the CPU's bits; without room the CPU does them, and a
+ * device that fails says so. */
+#define KD_CALIB_ROWS          128
+#define KD_CALIB_COLUMNS_BYTES (128 << 10)
+#include "gpu/emulate_encoder.h"
+
+#include "gpu/calib.cu"
+
+#include "gpu/calib_check.h"
+
+static struct kd_gpu_encoder *encoder(int64_t memory_bytes)
+{
+    const int index[2] = {0, 1};
+    struct kd_gpu_encoder *e;
+    struct kd_err err;
+    if (kd_gpu_encoder_open(&e, index, 2, memory_bytes, &err)) {
+        check_complain(&err);
+        exit(1);
+    }
+    return e;
+}
+
+static int hold_products(const struct kd_run *cpu, struct kd_gpu_encoder *e)
+{
+    static const struct calib_case all[] = {
+        {KD_MAT_F32, 40, 100, 130, 0, KD_CB_MUL1},     {KD_MAT_F32, 200, 7, 1, 0, KD_CB_MUL1},
+        {KD_MAT_BF16, 130, 48, 100, 0, KD_CB_MUL1},    {KD_MAT_MXFP4, 300, 96, 129, 0, KD_CB_MUL1},
+        {KD_MAT_EXL3, 130, 200, 140, 37, KD_CB_MUL1},  {KD_MAT_EXL3, 128, 128, 3, 16, KD_CB_MCG},
+        {KD_MAT_EXL3, 384, 256, 20, 125, KD_CB_3INST}, {KD_MAT_EXL3, 100, 128, 64, 128, KD_CB_MUL1},
+    };
+    int bad = 0;
+    for (const struct calib_case &c : all)
+        bad += calib_product(cpu, e, c);
+    return bad;
+}
+
+/* Too little memory for anything but the tensors: nothing is done, nothing fails. */
+static int hold_no_room(const struct kd_run *cpu)
+{
+    struct kd_gpu_encoder *e = encoder(100 << 10);
+    const struct kd_run run = {cpu->kern, NULL, e};
+    const std::vector<float> x = calib_rows(300 * 128, 1);
+    std::vector<float> want(300 * 128), got(want);
+    struct kd_gpu_latents *l = NULL;
+    struct kd_hess h = {};
+    struct calib_matrix m;
+    struct kd_err err;
+    const uint16_t z[1] = {0};
+
+    calib_make(&m, KD_MAT_F32, 128, 128, 0, KD_CB_MUL1, 5);
+    const bool held = !kd_mat_mul(cpu, &m.mat, x.data(), 128, 300, want.data(), 128, &err) &&
+                      !kd_mat_mul(&run, &m.mat, x.data(), 128, 300, got.data(), 128, &err) &&
+                      want == got && !kd_hess_open(&h, 128, &err) &&
+                      !kd_hess_on_device(&run, &h, &err) && !h.sums &&
+                      !kd_gpu_latents_open(&l, e, z, 1 << 20, 128, &err) && !l;
+    kd_hess_release(&h);
+    kd_gpu_encoder_close(e);
+    if (!held)
+        printf("a device without room is not left alone\n");
+    return !held;
+}
+
+/* kd_mat_mul goes to the device by itself; the nth call of the runtime fails there. */
+static int hold_failure(const struct kd_run *cpu, int64_t nth)
+{
+    struct kd_gpu_encoder *e = encoder(0);
+    const struct kd_run run = {cpu->kern, NULL, e};
+    const std::vector<float> x = calib_rows(300 * 128, 1);
+    std::vector<float> y(300 * 128);
+    struct kd_hess h = {};
+    struct calib_matrix m;
+    struct kd_err err = {};
+
+    calib_make(&m, KD_MAT_BF16, 128, 128, 0, KD_CB_MUL1, 5);
+    kd_fake_fail_at = nth;
+    int rc = kd_mat_mul(&run, &m.mat, x.data(), 128, 300, y.data(), 128, &err) ||
+             kd_hess_open(&h, 128, &err) || kd_hess_on_device(&run, &h, &err) ||
+             kd_hess_add(&run, &h, x.data(), 128, 300, &err) || kd_hess_finish(&h, &err);
+    const bool broke = kd_fake_broken;
+    kd_fake_fail_at = 0;
+    kd_fake_broken = false;
+    kd_hess_release(&h);
+    kd_gpu_encoder_close(e);
+    const bool held =
+        broke ? rc && err.code == KD_EGPU && strstr(err.msg, "launch failure") : nth > 12 && !rc;
+    if (!held)
+        printf("failing at call %lld: %d %s\n", (long long)nth, rc, err.msg);
+    return !held;
+}
+
+int main(void)
+{
+    const struct kd_run cpu = {&kern, NULL, NULL};
+    struct kd_err err;
+
+    if (kd_kern_pick(&kern, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    struct kd_gpu_encoder *e = encoder(0);
+    const struct kd_run run = {&kern, NULL, e};
+    int bad = hold_products(&cpu, e);
+    bad += calib_hessian(&cpu, &run, 200, 90);
+    bad += calib_expert_check(&cpu, &run, 128, 256, 150, true, true);
+    bad += calib_expert_check(&cpu, &run, 128, 128, 140, false, false);
+    kd_gpu_encoder_close(e);
+    bad += hold_no_room(&cpu);
+    for (int64_t nth = 1; nth < 24; nth += 3)
+        bad += hold_failure(&cpu, nth);
+    return bad != 0;
+}
