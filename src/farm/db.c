@@ -100,16 +100,27 @@ int kd_db_begin(struct kd_db *db, struct kd_err *err)
     return 0;
 }
 
+/* A commit in this mode writes the log's earlier commits, too. */
+int kd_db_begin_synced(struct kd_db *db, struct kd_err *err)
+{
+    db->synced = kd_db_is_sqlite(db);
+    if (db->synced && kd_db_script(db, "PRAGMA synchronous=FULL", err))
+        return -1;
+    return kd_db_begin(db, err);
+}
+
 int kd_db_end(struct kd_db *db, int rc, struct kd_err *err)
 {
-    db->in_tx = false;
-    if (!rc && !kd_db_script(db, "COMMIT", err))
-        return 0;
-    /* After a lost connection there is nothing to roll back. */
     struct kd_err ignored;
-    if (kd_db_script(db, "ROLLBACK", &ignored))
+    db->in_tx = false;
+    rc = rc || kd_db_script(db, "COMMIT", err) ? -1 : 0;
+    /* After a lost connection there is nothing to roll back. */
+    if (rc && kd_db_script(db, "ROLLBACK", &ignored))
         return -1;
-    return -1;
+    if (db->synced && kd_db_script(db, "PRAGMA synchronous=NORMAL", &ignored))
+        return rc; /* then the next ones are synced as well */
+    db->synced = false;
+    return rc;
 }
 
 int kd_db_dialect(struct kd_buf *out, const char *sql, bool pg, struct kd_err *err)

@@ -54,7 +54,7 @@ struct kd_db_engine {
 struct kd_db {
     const struct kd_db_engine *engine;
     void *ctx;
-    bool in_tx;
+    bool in_tx, synced; /* synced: what the transaction at hand changes is on the disk at its end */
 };
 extern const struct kd_db_engine kd_db_sqlite, kd_db_pg;
 
@@ -72,6 +72,9 @@ int kd_db_script(struct kd_db *db, const char *sql, struct kd_err *err) KD_MUST;
 /* A transaction that writes. _end commits when rc is 0, else rolls back; returns rc, or -1 when the
  * commit failed. */
 int kd_db_begin(struct kd_db *db, struct kd_err *err) KD_MUST;
+/* The same, and no power cut undoes it once _end has returned. PostgreSQL's are all of this kind.
+ */
+int kd_db_begin_synced(struct kd_db *db, struct kd_err *err) KD_MUST;
 int kd_db_end(struct kd_db *db, int rc, struct kd_err *err);
 /* For the engines: puts a cell at the end of rows; the statement with its marks replaced. */
 void kd_db_cell(struct kd_db_rows *r, const char *text);

@@ -345,6 +345,29 @@ static int look_at_disk(struct kd_farm *f, struct kd_job_plan *plan, struct kd_e
     return 0;
 }
 
+/* Units that an earlier life of this coordinator found wrong and did not come to remove. */
+static int drop_discarded(struct kd_farm *f, struct kd_err *err)
+{
+    struct kd_stage open = kd_farm_stage(f);
+    struct kd_farm_task t;
+    int64_t *list, n = 0;
+    double since = 0;
+    bool wanted;
+    int rc;
+    if (kd_mem_zero(&list, open.jobs, sizeof *list, "jobs", err))
+        return -1;
+    do
+        KD_WITH_LEDGER(f, rc, kd_ledger_discarded(&f->ledger, &open, list, open.jobs, &n, err));
+    while (rc && !away(f, &since, err));
+    for (int64_t i = 0; !rc && i < n; i++) {
+        rc = kd_farm_plan(f, list[i] - open.first, &t, &wanted, err);
+        if (!rc && unlink(t.path) && errno != ENOENT)
+            rc = kd_fail_sys(err, "cannot remove '%s'", t.path);
+    }
+    kd_mem_free(list);
+    return rc ? -1 : 0;
+}
+
 static int open_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct kd_err *err)
 {
     struct kd_job_plan *plan = NULL;
@@ -355,7 +378,8 @@ static int open_layer(struct kd_farm *f, const struct kd_farm_layer *l, struct k
     f->left = 0;
     f->unit_bytes_max = 0;
     rc = kd_mem_zero(&f->slot, l->experts, sizeof *f->slot, "jobs", err) ||
-         kd_mem_zero(&plan, l->experts, sizeof *plan, "jobs", err) || look_at_disk(f, plan, err);
+         kd_mem_zero(&plan, l->experts, sizeof *plan, "jobs", err) || drop_discarded(f, err) ||
+         look_at_disk(f, plan, err);
     do
         if (!rc)
             KD_WITH_LEDGER(f, rc,

@@ -72,10 +72,9 @@ int kd_ledger_end_leases(struct kd_ledger *l, int64_t id, int64_t but, const cha
     return 0;
 }
 
-int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err)
+/* In a transaction that has begun: 0, or it is rolled back. */
+static int fence(struct kd_ledger *l, struct kd_err *err)
 {
-    if (kd_db_begin(&l->db, err))
-        return -1;
     if (!l->epoch)
         return 0;
     if (kd_ledger_exec(l, "SELECT epoch FROM run WHERE id=?1", KD_DB_ARGS(kd_db_s(l->run)), err))
@@ -86,6 +85,16 @@ int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err)
             "another coordinator has taken this run over (epoch %lld, here %lld): this one stops",
             (long long)kd_db_int(&l->rows, 0, 0), (long long)l->epoch);
     return kd_db_end(&l->db, -1, err);
+}
+
+int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err)
+{
+    return kd_db_begin(&l->db, err) ? -1 : fence(l, err);
+}
+
+int kd_ledger_begin_synced(struct kd_ledger *l, struct kd_err *err)
+{
+    return kd_db_begin_synced(&l->db, err) ? -1 : fence(l, err);
 }
 
 int kd_ledger_open(struct kd_ledger *l, const char *where, const char *run,

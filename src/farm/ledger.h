@@ -156,6 +156,10 @@ int kd_ledger_discard(struct kd_ledger *l, const char *worker, const struct kd_s
 /* One result only, of whoever. */
 int kd_ledger_redo(struct kd_ledger *l, int64_t layer, int64_t expert, const char *why,
                    struct kd_err *err) KD_MUST;
+/* Jobs of the stage whose unit was discarded so and which have none since (at most max): what lies
+ * under their names is wrong. A coordinator that died after the discard has not removed it. */
+int kd_ledger_discarded(struct kd_ledger *l, const struct kd_stage *open, int64_t *out, int64_t max,
+                        int64_t *count, struct kd_err *err) KD_MUST;
 /* A POISON job for the coordinator itself, or -1 in *expert. *tries: how often it was begun here.
  */
 int kd_ledger_poisoned(struct kd_ledger *l, int64_t layer, int64_t *expert, int64_t *tries,

@@ -67,7 +67,7 @@ int kd_ledger_done(struct kd_ledger *l, const struct kd_result *r, enum kd_done 
 {
     int64_t id = kd_job_id(r->layer, r->expert);
     struct row row;
-    if (kd_ledger_begin(l, err))
+    if (kd_ledger_begin_synced(l, err))
         return -1;
     int rc = read_row(l, id, &row, err);
     if (!rc && !row.there)
@@ -270,11 +270,12 @@ int kd_ledger_discard(struct kd_ledger *l, const char *worker, const struct kd_s
     int64_t from = kd_job_id(open->layer, open->first), to = from + open->jobs;
     *count = *closed = 0;
     *since = -1;
-    if (kd_ledger_begin(l, err))
+    if (kd_ledger_begin_synced(l, err))
         return -1;
     int rc = kd_ledger_exec(
         l,
-        "UPDATE job SET state='READY', done_by='', sha='' WHERE run=?1 AND id>=?2 AND id<?4 AND "
+        "UPDATE job SET state='READY', done_by='', sha='discarded' WHERE run=?1 AND id>=?2 AND "
+        "id<?4 AND "
         "done_by=?3 AND state='DONE' RETURNING expert",
         KD_DB_ARGS(kd_db_s(l->run), kd_db_i(from), kd_db_s(worker), kd_db_i(to)), err);
     for (int64_t i = 0; !rc && i < l->rows.count && *count < max; i++)
@@ -298,15 +299,31 @@ int kd_ledger_discard(struct kd_ledger *l, const char *worker, const struct kd_s
 int kd_ledger_redo(struct kd_ledger *l, int64_t layer, int64_t expert, const char *why,
                    struct kd_err *err)
 {
-    if (kd_ledger_begin(l, err))
+    if (kd_ledger_begin_synced(l, err))
         return -1;
     int rc = kd_ledger_exec(
         l,
-        "UPDATE job SET state='READY', done_by='', sha='' WHERE run=?1 AND id=?2 AND state='DONE'",
+        "UPDATE job SET state='READY', done_by='', sha='discarded' WHERE run=?1 AND id=?2 AND "
+        "state='DONE'",
         KD_DB_ARGS(kd_db_s(l->run), kd_db_i(kd_job_id(layer, expert))), err);
     if (!rc)
         rc = kd_ledger_event(l, layer, expert, 0, "", "redo", why, err);
     return kd_db_end(&l->db, rc, err);
+}
+
+int kd_ledger_discarded(struct kd_ledger *l, const struct kd_stage *open, int64_t *out, int64_t max,
+                        int64_t *count, struct kd_err *err)
+{
+    int64_t from = kd_job_id(open->layer, open->first);
+    *count = 0;
+    if (kd_ledger_exec(l,
+                       "SELECT expert FROM job WHERE run=?1 AND id>=?2 AND id<?3 AND "
+                       "sha='discarded' AND state<>'DONE' ORDER BY id",
+                       KD_DB_ARGS(kd_db_s(l->run), kd_db_i(from), kd_db_i(from + open->jobs)), err))
+        return -1;
+    for (; *count < l->rows.count && *count < max; ++*count)
+        out[*count] = kd_db_int(&l->rows, *count, 0);
+    return 0;
 }
 
 int kd_ledger_poisoned(struct kd_ledger *l, int64_t layer, int64_t *expert, int64_t *tries,

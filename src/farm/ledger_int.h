@@ -9,6 +9,8 @@ int kd_ledger_exec(struct kd_ledger *l, const char *sql, const struct kd_db_arg 
                    struct kd_err *err) KD_MUST;
 /* kd_db_begin, refused when another coordinator has a newer epoch. */
 int kd_ledger_begin(struct kd_ledger *l, struct kd_err *err) KD_MUST;
+/* The same with kd_db_begin_synced. */
+int kd_ledger_begin_synced(struct kd_ledger *l, struct kd_err *err) KD_MUST;
 int kd_ledger_event(struct kd_ledger *l, int64_t layer, int64_t expert, int64_t attempt,
                     const char *worker, const char *what, const char *detail,
                     struct kd_err *err) KD_MUST;

@@ -1,6 +1,6 @@
-/* The embedded engine: SQLite with a write-ahead log. The ledger is soft state (the units on disk
- * are the truth), so commits are not synced one by one: a power cut costs the last moments of
- * bookkeeping, which the next start reads from the disk again. */
+/* The embedded engine: SQLite with a write-ahead log. Claims and beats are not synced one by one: a
+ * power cut costs the last moments of them, and leases end by themselves. What the disk cannot tell
+ * again, who made a unit and which units are wrong, is (kd_db_begin_synced). */
 #include "base/mem.h"
 #include "farm/db.h"
 

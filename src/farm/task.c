@@ -1,5 +1,7 @@
 #include "farm/task.h"
 
+#include "base/parts.h"
+
 #include <string.h>
 
 static int encode_tensor(const struct kd_run *run, const struct kd_farm_task *t, struct kd_buf *out,
@@ -21,7 +23,10 @@ int kd_farm_quantize(const struct kd_run *run, const struct kd_layer_inputs *in,
     kd_buf_init(out, 0);
     if (t->trunk)
         return encode_tensor(run, t, out, err);
-    if (kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, t->spec, &q, err))
+    int was = kd_scope_enter(KD_SCOPE_EXPERT, KD_PART_FORWARD);
+    int bad = kd_expert_quantize(run, t->expert, &t->w1, &t->w3, &t->w2, in, t->spec, &q, err);
+    kd_part_leave(was);
+    if (bad)
         return -1;
     struct kd_unit_info info = {.routed_rows = q.routed_rows,
                                 .few_rows = q.fallback,

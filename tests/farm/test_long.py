@@ -2,6 +2,7 @@
 
 timeout: 3600"""
 # labels: long
+import contextlib
 import os
 import random
 import shutil
@@ -109,6 +110,12 @@ int rename(const char *a, const char *b)
     die_at("rename", "after", b);
     return rc;
 }
+int unlink(const char *path)
+{
+    int (*real)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "unlink");
+    die_at("unlink", "before", path);
+    return real(path);
+}
 int fsync(int fd)
 {
     char link[64], path[4096] = "";
@@ -131,7 +138,7 @@ int open(const char *path, int flags, ...)
 }
 """
 STEPS = (  # of layer 2, the last: calibrating, encoding, between write and fsync, fsync and its name, name and DONE,
-    ("open", "before", "scratch.latents", 1),  # the quantized forward, sealing
+    ("open", "before", "scratch.latents", 2),  # the quantized forward, sealing
     ("fsync", "before", ".unit", 2), ("rename", "before", ".unit", 1), ("rename", "after", ".unit", 2),
     ("open", "before", "stream.003", 1), ("rename", "before", "model-00003", 1), ("rename", "after", "model-00003", 1))
 
@@ -147,6 +154,19 @@ def preload(name, text):
     return str(lib)
 
 
+@contextlib.contextmanager
+def dying(call_, when, name, nth):
+    """A process started meanwhile dies at the nth such call on a file of this name."""
+    env = {"LD_PRELOAD": preload("death", DEATH), "DEATH_CALL": call_, "DEATH_WHEN": when, "DEATH_NAME": name,
+           "DEATH_NTH": str(nth)}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for k in env:
+            del os.environ[k]
+
+
 def kept(folder):
     """What is whole under its final name: its inode and time, which tell whether it was made again."""
     files = [*folder.glob("model-*.safetensors"), *(folder / ".work").glob("*/*.unit")]
@@ -156,19 +176,12 @@ def kept(folder):
 @on_both
 def coordinator_killed_at_each_step(name, ledger):
     """2: killed while it calibrates, between a unit's write, fsync, name and DONE, in the forward pass, while sealing"""
-    lib = preload("death", DEATH)
     f = Farm(name, ledger, trunk="4")
     f.worker("a")
     before = {}
     for i, (what, when, file, nth) in enumerate(STEPS):
-        os.environ.update(LD_PRELOAD=lib, DEATH_CALL=what, DEATH_WHEN=when, DEATH_NAME=file, DEATH_NTH=str(nth))
-        if i == 0:
-            os.environ.update(DEATH_NTH="2")  # latents of layer 1 are left alone
-        try:
+        with dying(what, when, file, nth):
             f.convert(resume=i > 0)
-        finally:
-            for k in ("LD_PRELOAD", "DEATH_CALL", "DEATH_WHEN", "DEATH_NAME", "DEATH_NTH"):
-                del os.environ[k]
         assert f.coordinator.wait(120 * PACE) == -signal.SIGKILL, (what, when, file, f.logs())
         now = kept(f.dst)
         again = [p for p in before if p in now and now[p] != before[p]]
@@ -219,6 +232,19 @@ def half_killed(name, ledger):
 def wrong_bytes_too(name, ledger):
     """13: as in test_fast, on both ledgers"""
     wrong_bytes(name, ledger)
+
+
+@on_both
+def wrong_bytes_outlive_nothing(name, ledger):
+    """13, 2: the coordinator dies after it has found a wrong unit and before it removes it; the unit goes all the same"""
+    f = Farm(name, ledger, sample=1, only_workers=False)
+    with dying("unlink", "before", ".unit", 1):
+        f.convert()
+    f.worker("off", fault="subtle")
+    assert f.coordinator.wait(120 * PACE) == -signal.SIGKILL, f.logs()
+    kill(f.workers["off"])
+    f.convert(resume=True)
+    f.finish()
 
 
 @on_both
