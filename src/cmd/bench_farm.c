@@ -377,10 +377,14 @@ static int require(const struct kd_bench *b, int64_t layers, const struct rate *
 
 static int ledger(const struct kd_bench *b, int64_t layers, struct rate *r, struct kd_err *err)
 {
-    char dir[] = "/tmp/kondense-bench-XXXXXX", where[128], run[64], stamp[32];
+    char dir[1024], where[1100], run[64], stamp[32];
+    const char *tmp = getenv("TMPDIR");
     struct kd_ledger l;
     struct kd_err ignored;
     double before = -1, after = -1;
+    int n = snprintf(dir, sizeof dir, "%s/kondense-bench-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (n >= (int)sizeof dir)
+        return kd_fail(err, KD_EUSAGE, "TMPDIR is too long");
     if (!mkdtemp(dir))
         return kd_fail_sys(err, "no temporary folder");
     snprintf(where, sizeof where, "sqlite:%s/ledger.db", dir);

@@ -1,5 +1,5 @@
-/* How long a farm would take: a simulation by the plan document's rates, and by those of machines
- * that plan knows or that are measured here. */
+/* How long a farm would take: a simulation by the plan document's rates, by those of machines that
+ * plan knows or that are measured here, and by what was measured on a GPU. */
 #include "base/mem.h"
 #include "base/opt.h"
 #include "cmd/bench.h"
@@ -85,6 +85,99 @@ static void simulate_plan(const struct kd_bench *b)
         kd_farm_sim(&s, KD_SIM_EXPERT, &o);
         put(b, name, what[high][1], KD_SIM_EXPERT, &o);
     }
+}
+
+/* Devices by what one H200 was measured at (docs/performance.md, which has the commands): the
+ * trellis search at 2.3125 bits; what a whole quantizing step keeps of its search's rate; sums in
+ * the CPU's order, for the calibration; prefill through layers of K3's shape, for the quantized
+ * forward. Other devices' sums and forward are scaled by their multiprocessors. */
+static const double step_share = 0.866, sums_tflops = 35, layer_tokens_s = 645 * 12.0;
+/* Farm 2.5: SHA-256 with the machine's instructions, one core. */
+static const double hash_gb_s = 2.04;
+enum { SPARK, GB300, H200 };
+static const struct device {
+    const char *name;
+    int multiprocessors;
+    struct {
+        double v; /* tiles/s */
+        const char *how;
+    } search[2]; /* at best, and where its memory is what binds */
+} devices[] = {
+    {"Spark",
+     48,
+     {{98345, "measured on 48 of an H200's 132 multiprocessors"},
+      {220e9 / (3072 * 1024), "220 GB/s over the 3,072 KB of costs that a tile writes"}}},
+    {"GB300",
+     160,
+     {{269277.0 * 160 / 132, "an H200's, scaled by multiprocessors"},
+      {269277.0 * 160 / 132, "an H200's, scaled by multiprocessors"}}},
+    {"H200", 132, {{269277, "measured"}, {269277, "measured"}}}};
+
+static void say_device(const struct kd_bench *b, const struct device *d, int by_memory)
+{
+    double size = d->multiprocessors / 132.0, tiles = d->search[by_memory].v * step_share;
+    const char *how = d->multiprocessors == 132 ? "measured" : "an H200's, scaled";
+    kd_jw_open(b->w, NULL, '{');
+    kd_jw_str(b->w, "name", "rates");
+    kd_jw_str(b->w, "machine", d->name);
+    kd_jw_num(b->w, "tiles_per_s", tiles);
+    kd_jw_str(b->w, "tiles_source", d->search[by_memory].how);
+    kd_jw_num(b->w, "sums_tflops", sums_tflops * size);
+    kd_jw_num(b->w, "layer_tokens_per_s", layer_tokens_s * size);
+    kd_jw_str(b->w, "others_source", how);
+    kd_jw_close(b->w, '}');
+    if (b->screen)
+        printf("%s: %.4g tiles/s (search %.6g: %s; %.3g of it); sums %.3g TFLOP/s, forward %.4g "
+               "tokens/s a layer (%s)\n",
+               d->name, tiles, d->search[by_memory].v, d->search[by_memory].how, step_share,
+               sums_tflops * size, layer_tokens_s * size, how);
+}
+
+/* `count` devices of a kind, the first of all being the coordinator. */
+static void add_devices(struct kd_sim *s, const struct device *d, int count, int by_memory,
+                        const struct kd_plan_effort *e)
+{
+    double layers = (double)e->layers, size = d->multiprocessors / 132.0;
+    double tiles = d->search[by_memory].v * step_share, flop = sums_tflops * 1e12 * size;
+    if (!s->units) {
+        s->inputs_s = e->trunk_flop / flop / layers;
+        s->forward_s = TOKENS / (layer_tokens_s * size) + e->sealed_gb / hash_gb_s;
+    }
+    for (; count--; s->units++) {
+        s->encode_s[s->units] = e->tiles / tiles / layers;
+        s->calib_s[s->units] = e->calibrate_flop / flop / layers;
+        s->trunk_s[s->units] = e->trunk_tiles / tiles / layers;
+    }
+}
+
+static void simulate_devices(const struct kd_bench *b, const struct kd_plan_effort *e)
+{
+    static const struct {
+        const char *name;
+        struct {
+            int device, count;
+        } of[2];
+        int by_memory; /* 1: this, too */
+    } crews[] = {{"GB300 + 8 Sparks", {{GB300, 1}, {SPARK, 8}}, 1},
+                 {"8 Sparks", {{SPARK, 8}, {0, 0}}, 1},
+                 {"one Spark", {{SPARK, 1}, {0, 0}}, 1},
+                 {"one H200", {{H200, 1}, {0, 0}}, 0}};
+    struct kd_sim_out o;
+    if (b->screen)
+        printf("\nThe same by what an H200 was measured at:\n");
+    say_device(b, &devices[H200], 0);
+    say_device(b, &devices[GB300], 0);
+    for (int m = 0; m < 2; m++)
+        say_device(b, &devices[SPARK], m);
+    for (size_t i = 0; i < sizeof crews / sizeof *crews; i++)
+        for (int m = 0; m <= crews[i].by_memory; m++) {
+            struct kd_sim s = {.layers = LAYERS, .jobs = EXPERTS, .checkpoint_s = 2};
+            for (int k = 0; k < 2; k++)
+                add_devices(&s, &devices[crews[i].of[k].device], crews[i].of[k].count, m, e);
+            s.ship_s = kd_plan_ship_s(e, s.units - 1);
+            kd_farm_sim(&s, KD_SIM_EXPERT, &o);
+            put(b, crews[i].name, m ? "by memory" : "measured", KD_SIM_EXPERT, &o);
+        }
 }
 
 /* Machines of a farm; the first device of the first is the coordinator. */
@@ -253,6 +346,8 @@ int kd_bench_farm_sim(const struct kd_bench *b, struct kd_err *err)
         rc = read_units(&c[5], b->units, err);
     for (int i = 0; !rc && i < (b->units ? 6 : 5); i++)
         rc = simulate_crew(b, &c[i], &e, err);
+    if (!rc)
+        simulate_devices(b, &e);
     kd_mem_free(p);
     kd_mem_free(c);
     return rc ? -1 : 0;
