@@ -6,6 +6,12 @@ extern "C" {
 }
 #include "gpu/encode_int.cuh"
 
+void kd_gpu_chains_launch(cudaStream_t stream, const struct kd_calib_chains_job *j)
+{
+    KD_LAUNCH(kd_calib_chains, j->half * (j->rows / kd_tn::TN_TILE) * (j->n / kd_tn::TN_TILE),
+              kd_tn::TN_THREADS, kd_tn::TN_SHARED, stream, *j);
+}
+
 /* Smaller in a test, which has small matrices. */
 #ifndef KD_CALIB_ROWS
 #define KD_CALIB_ROWS          1024
@@ -168,8 +174,7 @@ void multiply(const struct kd_gpu_tensor *t, const stored &m, const float *a, in
 {
     const int64_t tc = up_to(T, KD_CALIB_BLOCK);
     const kd_calib_chains_job j = {a, b, tc, n, m.s.deep, tc, (int)m.s.half, c};
-    KD_LAUNCH(kd_calib_chains, m.s.half * (tc / kd_tn::TN_TILE) * (n / kd_tn::TN_TILE),
-              kd_tn::TN_THREADS, kd_tn::TN_SHARED, t->stream, j);
+    kd_gpu_chains_launch(t->stream, &j);
 }
 
 /* A thread has four of T x n outputs. */

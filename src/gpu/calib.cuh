@@ -6,6 +6,7 @@
 #ifndef KD_GPU_CALIB_CUH
 #define KD_GPU_CALIB_CUH
 
+#include "gpu/chains.cuh"
 #include "gpu/tn_tile.cuh"
 #include "num/elem_math.h"
 #include "num/exl3_ring.h"
@@ -185,13 +186,6 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_codes(KD_ARGS kd_calib_co
 }
 
 /* ---- the chains ---- */
-
-struct kd_calib_chains_job {
-    const float *a, *b;         /* [2 half deep][lda], [2 half deep][n] */
-    int64_t lda, n, deep, rows; /* rows: a multiple of 128, as n */
-    int half;
-    float *c; /* [half][rows][n]: chain q plus chain q + half */
-};
 
 KD_KERNEL void KD_BOUNDS(kd_tn::TN_THREADS, 2) kd_calib_chains(KD_ARGS kd_calib_chains_job j)
 {
