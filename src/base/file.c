@@ -1,5 +1,7 @@
 #include "base/file.h"
 
+#include "base/parts.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -306,7 +308,7 @@ int kd_out_open(struct kd_outfile *f, const char *path, struct kd_err *err)
     return 0;
 }
 
-int kd_out_write(struct kd_outfile *f, const void *data, int64_t bytes, struct kd_err *err)
+static int write_all(struct kd_outfile *f, const void *data, int64_t bytes, struct kd_err *err)
 {
     const char *at = data;
     while (bytes > 0) {
@@ -323,7 +325,14 @@ int kd_out_write(struct kd_outfile *f, const void *data, int64_t bytes, struct k
     return 0;
 }
 
-int kd_out_commit(struct kd_outfile *f, struct kd_err *err)
+int kd_out_write(struct kd_outfile *f, const void *data, int64_t bytes, struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_WRITE), rc = write_all(f, data, bytes, err);
+    kd_part_leave(was);
+    return rc;
+}
+
+static int sync_and_name(struct kd_outfile *f, struct kd_err *err)
 {
     if (fsync(f->fd)) {
         kd_fail_sys(err, "cannot sync '%s'", f->path);
@@ -343,6 +352,13 @@ int kd_out_commit(struct kd_outfile *f, struct kd_err *err)
         return -1;
     }
     return sync_parent(f->path, err);
+}
+
+int kd_out_commit(struct kd_outfile *f, struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_WRITE), rc = sync_and_name(f, err);
+    kd_part_leave(was);
+    return rc;
 }
 
 void kd_out_abort(struct kd_outfile *f)
@@ -410,7 +426,7 @@ int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_
     return rc;
 }
 
-int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err)
+static int sync_and_name_map(struct kd_rwmap *m, struct kd_err *err)
 {
     char path[sizeof m->path];
     if (m->data && msync(m->data, (size_t)m->size_bytes, MS_SYNC))
@@ -423,6 +439,13 @@ int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err)
     memcpy(m->path, path, sizeof path);
     m->temporary = false;
     return sync_parent(path, err);
+}
+
+int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_WRITE), rc = sync_and_name_map(m, err);
+    kd_part_leave(was);
+    return rc;
 }
 
 void kd_rw_close(struct kd_rwmap *m)

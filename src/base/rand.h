@@ -19,6 +19,14 @@ static inline double kd_rand_unit(uint64_t seed, uint64_t i)
     return (double)(kd_rand_u64(seed, i) >> 11) * (1.0 / 9007199254740992.0);
 }
 
+/* A sum of four uniforms of one draw: near enough to normal, mean 0, unit variance. */
+static inline float kd_rand_bell(uint64_t seed, uint64_t i)
+{
+    uint64_t x = kd_rand_u64(seed, i);
+    int32_t sum = (int32_t)((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
+    return (float)(sum - 131070) * (1.7320508f / 65536.0f);
+}
+
 /* A new stream for (seed, part). */
 static inline uint64_t kd_rand_fork(uint64_t seed, uint64_t part)
 {

@@ -1,6 +1,7 @@
 #include "codec/expert.h"
 
 #include "base/mem.h"
+#include "base/parts.h"
 #include "gpu/calib.h"
 #include "kern/mat_source.h"
 
@@ -182,8 +183,10 @@ static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *
     bool done = false;
     int rc = kd_hess_open(all, w1->rows, err) ||
              (in->weight_routed && kd_hess_open(&routed, w1->rows, err));
+    int was = kd_part_enter(KD_PART_HESSIAN); /* on a device the inner rows are part of it */
     if (!rc && run->encoder)
         rc = sums_there(run, in, expert, w1, w3, all, &routed, out, &weight, &done, err);
+    kd_part_leave(was);
     if (!rc && !done)
         rc = sums_here(run, in, expert, w1, w3, all, &routed, &weight, err);
     if (!rc)

@@ -3,6 +3,7 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/parts.h"
 #include "gpu/calib.h"
 #include "la/la.h"
 
@@ -41,8 +42,8 @@ static bool row_finite(const float *x, int64_t k)
     return s == 0.0f;
 }
 
-int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx, int64_t T,
-                struct kd_err *err)
+static int add_rows(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx,
+                    int64_t T, struct kd_err *err)
 {
     if (ldx < h->k_real)
         return kd_fail(err, KD_EINVAL, "Hessian rows of %lld inputs, %lld given",
@@ -66,6 +67,14 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
     return 0;
 }
 
+int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx, int64_t T,
+                struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_HESSIAN), rc = add_rows(run, h, x, ldx, T, err);
+    kd_part_leave(was);
+    return rc;
+}
+
 void kd_hess_close(struct kd_hess *h)
 {
     struct kd_run run = {0};
@@ -75,12 +84,15 @@ void kd_hess_close(struct kd_hess *h)
 
 int kd_hess_finish(struct kd_hess *h, struct kd_err *err)
 {
-    if (h->sums && kd_gpu_sums_take(h->sums, h->h, err))
-        return -1;
-    kd_gpu_sums_close(h->sums);
-    h->sums = NULL;
-    kd_hess_close(h);
-    return 0;
+    int was = kd_part_enter(KD_PART_HESSIAN);
+    int rc = h->sums ? kd_gpu_sums_take(h->sums, h->h, err) : 0;
+    if (!rc) {
+        kd_gpu_sums_close(h->sums);
+        h->sums = NULL;
+        kd_hess_close(h);
+    }
+    kd_part_leave(was);
+    return rc;
 }
 
 int kd_hess_share(const struct kd_run *run, struct kd_hess *h, struct kd_err *err)

@@ -1,6 +1,7 @@
 #include "codec/quant.h"
 
 #include "base/mem.h"
+#include "base/parts.h"
 #include "codec/exl3_work.h"
 
 #include <string.h>
@@ -127,7 +128,7 @@ static int out_open(struct kd_quant_out *out, const struct kd_exl3_work *q, stru
     return 0;
 }
 
-int kd_quant_tensor(const struct kd_run *run, const struct kd_mat *w, const struct kd_hess *h,
+static int quantize(const struct kd_run *run, const struct kd_mat *w, const struct kd_hess *h,
                     const struct kd_quant_spec *spec, struct kd_quant_out *out, struct kd_err *err)
 {
     *out = (struct kd_quant_out){0};
@@ -147,6 +148,14 @@ int kd_quant_tensor(const struct kd_run *run, const struct kd_mat *w, const stru
     work_release(&q);
     if (rc)
         kd_quant_release(out);
+    return rc;
+}
+
+int kd_quant_tensor(const struct kd_run *run, const struct kd_mat *w, const struct kd_hess *h,
+                    const struct kd_quant_spec *spec, struct kd_quant_out *out, struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_SEARCH), rc = quantize(run, w, h, spec, out, err);
+    kd_part_leave(was);
     return rc;
 }
 

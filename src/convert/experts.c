@@ -1,10 +1,13 @@
 /* The routed experts of a layer: latents and routing once, then one unit of work an expert, then
  * their weighted sum from the sealed units. */
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/parts.h"
 #include "base/progress.h"
 #include "convert/layer_work.h"
+#include "convert/trial.h"
 #include "gpu/calib.h"
 
 #include <stdio.h>
@@ -192,7 +195,7 @@ static int held_out_error(struct kd_job *j, struct kd_layer_work *w, struct samp
 }
 
 /* Recipe auto: a sample of experts is encoded plain and default; the smaller error of the layer's
- * output on held-out rows decides for the layer. */
+ * output on held-out rows decides for the layer. A trial is told both and goes on as it was. */
 static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
                   const struct trio *trios, struct kd_recipe *recipe, uint32_t *plain_won,
                   struct kd_err *err)
@@ -214,11 +217,17 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
         }
         if (!rc)
             rc = held_out_error(j, w, &m, &error[r], err);
+        if (j->trial)
+            j->trial->compared = m.count;
         while (m.count)
             kd_expert_release(&m.out[--m.count]);
     }
     if (rc)
         return -1;
+    if (j->trial) {
+        memcpy(j->trial->error, error, sizeof error);
+        return 0;
+    }
     *plain_won = error[1] < error[0];
     *recipe = both[*plain_won];
     kd_log(KD_LOG_INFO, "convert", "layer=%lld recipe=%s held_out_default=%.6f held_out_plain=%.6f",
@@ -299,10 +308,19 @@ static int encode_all(struct kd_job *j, struct kd_layer_work *w, const struct kd
     bool missing;
     if (any_missing(j, trios, &missing, err))
         return -1;
-    if (missing && j->set.recipe == KD_RECIPE_AUTO &&
-        choose(j, w, in, trios, &c.recipe, &c.plain_won, err))
-        return -1;
-    if ((!j->farm && kd_job_farm(j, NULL, err)) || kd_farm_layer(j->farm, &l, err))
+    int was = kd_scope_enter(KD_SCOPE_COMPARE, KD_PART_FORWARD);
+    int rc = missing && j->set.recipe == KD_RECIPE_AUTO
+                 ? choose(j, w, in, trios, &c.recipe, &c.plain_won, err)
+                 : 0;
+    kd_part_leave(was);
+    was = kd_scope_enter(KD_SCOPE_LAYER, KD_PART_WAIT);
+    double begun = kd_clock_s();
+    if (!rc)
+        rc = (!j->farm && kd_job_farm(j, NULL, err)) || kd_farm_layer(j->farm, &l, err);
+    if (j->trial)
+        j->trial->experts_s += kd_clock_s() - begun;
+    kd_part_leave(was);
+    if (rc)
         return -1;
     for (int64_t e = 0; e < j->cfg.experts; e++)
         if (trios[e].t[0] && (kd_job_unit_path(j, trios[e].t[0], path, sizeof path, err) ||

@@ -57,9 +57,10 @@ struct kd_job {
     struct kd_unit_figures *figures; /* of the layer being sealed, one per tensor of the shard */
     bool (*stopped)(void);
     int64_t tiles_total, tiles_done;
-    bool finished; /* all of it was there when it was opened; nothing is left to do */
-    bool swept;    /* finished, and its work folder was still there */
-    bool by_layer; /* only the shards of the layer at hand are there (convert/window.h) */
+    bool finished;          /* all of it was there when it was opened; nothing is left to do */
+    bool swept;             /* finished, and its work folder was still there */
+    struct kd_trial *trial; /* what is being measured (convert/trial.h), or NULL */
+    bool by_layer;          /* only the shards of the layer at hand are there (convert/window.h) */
     bool stream_known[KD_K3_LAYERS_MAX + 1]; /* made or checked by this process */
 };
 

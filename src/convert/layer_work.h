@@ -1,4 +1,5 @@
-/* What one layer of a conversion has open. Shared by layers.c and experts.c only. */
+/* What one layer of a conversion has open. Shared by layers.c, experts.c and trial.c
+ * only. */
 #ifndef KD_CONVERT_LAYER_WORK_H
 #define KD_CONVERT_LAYER_WORK_H
 
@@ -37,6 +38,10 @@ int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_o
                     struct kd_err *err) KD_MUST;
 void kd_layer_window(const struct kd_job *j, struct kd_layer_work *w, const struct kd_rwmap *p,
                      int64_t banks, bool started, int64_t first, int64_t T);
+/* Opens what a layer needs; kd_layer_work_close of what was opened, also after an error. */
+int kd_layer_work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer,
+                       struct kd_err *err) KD_MUST;
+void kd_layer_work_close(struct kd_layer_work *w);
 int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int64_t bytes,
                      struct kd_err *err) KD_MUST;
 int kd_layer_ffn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,

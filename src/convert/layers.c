@@ -389,7 +389,7 @@ static int rows_latent_normed(struct kd_job *j, struct kd_layer_work *w, int64_t
     return 0;
 }
 
-static int work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer, struct kd_err *err)
+int kd_layer_work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer, struct kd_err *err)
 {
     memset(w, 0, sizeof *w);
     w->banks_before = (layer + j->cfg.block - 1) / j->cfg.block;
@@ -405,7 +405,7 @@ static int work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer, s
     return 0;
 }
 
-static void work_close(struct kd_layer_work *w)
+void kd_layer_work_close(struct kd_layer_work *w)
 {
     kd_k3_layer_release(&w->L);
     for (int i = 0; i < w->trunk_count; i++)
@@ -435,7 +435,7 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
     if (!rc && j->by_layer)
         rc = kd_job_sound(j, layer, err);
     if (!rc)
-        rc = work_open(j, &w, layer, err);
+        rc = kd_layer_work_open(j, &w, layer, err);
     else
         return -1;
     up[0].mat = &w.L.routed_up;
@@ -446,7 +446,7 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
              stage(j, &w, up, 1, "latent_out", j->cfg.latent, false, rows_latent_normed, err);
     if (!rc)
         rc = pass_on(j, &w, err);
-    work_close(&w);
+    kd_layer_work_close(&w);
     if (!rc)
         rc = kd_job_seal(j, (int32_t)layer, err);
     if (rc)

@@ -393,6 +393,29 @@ int kd_rates_plan_names(struct kd_rates *r, const struct kd_tensor *list, int64_
     return plan_of(r, &from, cfg, wish, err);
 }
 
+int kd_rates_keep_experts(struct kd_rates *r, int32_t layer, const bool *keep, struct kd_err *err)
+{
+    struct kd_st_plan p;
+    int64_t at = 0, i = 0;
+    for (int32_t s = 0; s < r->shard_count; s++) {
+        int64_t end = r->shard_first[s + 1];
+        r->shard_first[s] = at;
+        for (; i < end; i++)
+            if (r->t[i].layer != layer || r->t[i].expert < 0 || keep[r->t[i].expert])
+                r->t[at++] = r->t[i];
+            else
+                r->expert_tensors -= r->t[i].quantized;
+    }
+    r->count = r->shard_first[r->shard_count] = at;
+    if (kd_rates_shard_plan(r, layer, &p, err))
+        return -1;
+    r->total_bytes -= r->shard_bytes[layer];
+    r->shard_bytes[layer] = kd_st_plan_file_bytes(&p);
+    r->total_bytes += r->shard_bytes[layer];
+    kd_st_plan_release(&p);
+    return 0;
+}
+
 void kd_rates_release(struct kd_rates *r)
 {
     kd_mem_free(r->t);

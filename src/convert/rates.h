@@ -65,6 +65,9 @@ int kd_rates_plan(struct kd_rates *r, const struct kd_ckpt *ck, const struct kd_
 int kd_rates_plan_names(struct kd_rates *r, const struct kd_tensor *list, int64_t count,
                         const struct kd_json *config, const struct kd_k3_cfg *cfg,
                         const struct kd_rate_wish *wish, struct kd_err *err) KD_MUST;
+/* Leaves out the experts of a layer that `keep` has not; nothing else changes. */
+int kd_rates_keep_experts(struct kd_rates *r, int32_t layer, const bool *keep,
+                          struct kd_err *err) KD_MUST;
 void kd_rates_release(struct kd_rates *r);
 /* The header of one shard, for writing it. */
 int kd_rates_shard_plan(const struct kd_rates *r, int32_t shard, struct kd_st_plan *p,

@@ -21,25 +21,17 @@ static void code_table(uint8_t table[256])
             table[at++] = (uint8_t)code;
 }
 
-/* A sum of four uniforms: near enough to normal, unit variance. */
-static float bell(uint64_t seed, uint64_t i)
-{
-    uint64_t x = kd_rand_u64(seed, i);
-    int32_t sum = (int32_t)((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
-    return (float)(sum - 131070) * (1.7320508f / 65536.0f);
-}
-
 static float value(const struct kd_synth_item *it, uint64_t i)
 {
     switch (it->kind) {
     case KD_SYNTH_BELL:
-        return bell(it->seed, i) * it->gain;
+        return kd_rand_bell(it->seed, i) * it->gain;
     case KD_SYNTH_NORM:
-        return 1 + 0.1f * bell(it->seed, i);
+        return 1 + 0.1f * kd_rand_bell(it->seed, i);
     case KD_SYNTH_UNIT:
         return (float)kd_rand_unit(it->seed, i);
     case KD_SYNTH_SIGNS: {
-        float x = (1 + 0.1f * bell(it->seed, i)) * it->gain;
+        float x = (1 + 0.1f * kd_rand_bell(it->seed, i)) * it->gain;
         return kd_rand_u64(~it->seed, i) & 1 ? -x : x;
     }
     case KD_SYNTH_CODES:
