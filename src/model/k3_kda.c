@@ -67,11 +67,16 @@ void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *
 void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x,
                 int64_t n, float *out)
 {
-    for (int64_t i = 0; i < n; i++)
-        out[i] = w[i * taps] * x[0][i];
-    for (int64_t tap = 1; tap < taps; tap++)
+    if (taps == 4) { /* K3's; the loops below go over w once for each tap */
+        for (int64_t i = 0; i < n; i++, w += 4)
+            out[i] = w[0] * x[0][i] + w[1] * x[1][i] + w[2] * x[2][i] + w[3] * x[3][i];
+    } else {
         for (int64_t i = 0; i < n; i++)
-            out[i] += w[i * taps + tap] * x[tap][i];
+            out[i] = w[i * taps] * x[0][i];
+        for (int64_t tap = 1; tap < taps; tap++)
+            for (int64_t i = 0; i < n; i++)
+                out[i] += w[i * taps + tap] * x[tap][i];
+    }
     k->silu(out, out, n);
 }
 

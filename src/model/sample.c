@@ -12,20 +12,21 @@ struct cand {
     int32_t id;
 };
 
-/* exp(x) for x <= 0 from + - * alone, so that every machine draws the same. */
-static double exp_down(double x)
+/* exp(x) for x <= 0 from + - * / alone, so that every machine draws the same. 0 for NaN. No branch:
+ * a loop over it becomes vector code. */
+static inline double exp_down(double v)
 {
-    if (x < -700.0)
-        return 0.0;
-    int64_t n = (int64_t)(x * 1.4426950408889634 - 0.5);
+    double x = v >= -700.0 ? v : -700.0;
+    int32_t n = (int32_t)(x * 1.4426950408889634 - 0.5);
     double r = (x - (double)n * 0.693147180369123816490) - (double)n * 1.90821492927058770002e-10;
     double sum = 1.0;
+#pragma GCC unroll 14
     for (int i = 14; i > 0; i--)
         sum = 1.0 + sum * r / (double)i;
-    uint64_t bits = (uint64_t)(n + 1023) << 52;
+    uint64_t bits = (uint64_t)(uint32_t)(n + 1023) << 52;
     double scale;
     memcpy(&scale, &bits, sizeof scale);
-    return sum * scale;
+    return v >= -700.0 ? sum * scale : 0.0;
 }
 
 static int by_weight(const void *a, const void *b)
@@ -49,14 +50,19 @@ static int64_t largest(const float *logits, int64_t vocab)
 static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t vocab, float max,
                        struct cand *c)
 {
+    enum { BLOCK = 64 };
     int64_t n = 0;
-    for (int64_t i = 0; i < vocab; i++) {
-        double p = logits[i] != logits[i] ? 0.0
-                   : logits[i] == max
-                       ? 1.0
-                       : exp_down(((double)logits[i] - (double)max) / s->temperature);
-        if (p > 0.0)
-            c[n++] = (struct cand){p, (int32_t)i};
+    double p[BLOCK];
+    for (int64_t i0 = 0; i0 < vocab; i0 += BLOCK) {
+        int64_t count = vocab - i0 < BLOCK ? vocab - i0 : BLOCK;
+        for (int64_t i = 0; i < count; i++)
+            p[i] = exp_down(((double)logits[i0 + i] - (double)max) / s->temperature);
+        for (int64_t i = 0; i < count; i++) {
+            if (logits[i0 + i] == max) /* also an infinite one */
+                p[i] = 1.0;
+            if (p[i] > 0.0)
+                c[n++] = (struct cand){p[i], (int32_t)(i0 + i)};
+        }
     }
     return n;
 }
