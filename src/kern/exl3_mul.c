@@ -10,33 +10,15 @@ enum {
     TOKENS_MAX = 256 /* tokens that share one decoding of the codes */
 };
 
-struct mul_job {
-    const struct kd_run *run;
-    const struct kd_mat *w;
-    const float *x;
-    int64_t ldx, T;
-    float *y;
-    int64_t ldy;
-    float *rotated; /* [T][cols_padded] */
-    float *out;     /* [worker][min(T, TOKENS_MAX)][BLOCK] */
-    int64_t out_tokens;
-    const int8_t *q; /* the int8 form: one rotated token and its step */
-    float step;
-};
-
-static void rotate_token(void *ctx, int64_t t, int worker)
+void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const float *x, int64_t ldx,
+                  int64_t T, float *rotated)
 {
-    const struct mul_job *j = ctx;
-    const struct kd_mat *w = j->w;
-    const float *x = j->x + t * j->ldx;
-    float *r = j->rotated + t * w->cols_padded;
-
-    (void)worker;
-    for (int64_t i = 0; i < w->cols; i++)
-        r[i] = x[i] * kd_f16_f32(w->suh[i]);
-    for (int64_t i = w->cols; i < w->cols_padded; i++)
-        r[i] = 0.0f;
-    j->run->kern->hadamard(r, r, w->cols_padded / BLOCK);
+    for (int64_t t = 0; t < T; t++, x += ldx, rotated += w->cols_padded) {
+        kern->scale_f16(x, w->suh, w->cols, rotated);
+        for (int64_t i = w->cols; i < w->cols_padded; i++)
+            rotated[i] = 0.0f;
+        kern->hadamard(rotated, rotated, w->cols_padded / BLOCK);
+    }
 }
 
 static struct kd_exl3_block block_of(const struct kd_mat *w, int64_t item)
@@ -51,54 +33,37 @@ static struct kd_exl3_block block_of(const struct kd_mat *w, int64_t item)
                                   .cb = w->cb};
 }
 
-static void multiply_block(void *ctx, int64_t item, int worker)
+int64_t kd_exl3_out_floats(int64_t T)
 {
-    const struct mul_job *j = ctx;
-    const struct kd_mat *w = j->w;
-    const struct kd_kern *kern = j->run->kern;
-    struct kd_exl3_block b = block_of(w, item);
-    float *out = j->out + worker * j->out_tokens * BLOCK;
-    int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
-    float scale[BLOCK];
+    return (T < TOKENS_MAX ? T : TOKENS_MAX) * BLOCK;
+}
 
-    for (int64_t i = 0; i < rows; i++)
-        scale[i] = kd_f16_f32(w->svh[row + i]);
-    for (int64_t t0 = 0; t0 < j->T; t0 += j->out_tokens) {
-        int64_t tokens = j->T - t0 < j->out_tokens ? j->T - t0 : j->out_tokens;
-        kern->mm_exl3(&b, j->rotated + t0 * w->cols_padded, w->cols_padded, tokens, out, BLOCK);
+void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item,
+                       const float *rotated, int64_t T, float *out, float *y, int64_t ldy)
+{
+    struct kd_exl3_block b = block_of(w, item);
+    int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
+
+    for (int64_t t0 = 0; t0 < T; t0 += TOKENS_MAX) {
+        int64_t tokens = T - t0 < TOKENS_MAX ? T - t0 : TOKENS_MAX;
+        kern->mm_exl3(&b, rotated + t0 * w->cols_padded, w->cols_padded, tokens, out, BLOCK);
         kern->hadamard(out, out, tokens);
         for (int64_t t = 0; t < tokens; t++)
-            for (int64_t i = 0; i < rows; i++)
-                j->y[(t0 + t) * j->ldy + row + i] = out[t * BLOCK + i] * scale[i];
+            kern->scale_f16(out + t * BLOCK, w->svh + row, rows, y + (t0 + t) * ldy + row);
     }
 }
 
-int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
-                int64_t T, float *y, int64_t ldy, struct kd_err *err)
-{
-    struct mul_job j = {.run = run, .w = w, .x = x, .ldx = ldx, .T = T, .y = y, .ldy = ldy};
-    int64_t blocks = (w->rows + BLOCK - 1) / BLOCK, floats;
-    int rc = -1;
-
-    j.out_tokens = T < TOKENS_MAX ? T : TOKENS_MAX;
-    if (kd_mul64(T, w->cols_padded, &floats) ||
-        kd_mem_new(&j.rotated, floats, sizeof *j.rotated, "rotated activations", err))
-        return kd_wrap(err, "EXL3 product");
-    if (kd_mem_new(&j.out, kd_pool_threads(run->pool) * j.out_tokens, BLOCK * sizeof *j.out,
-                   "a block of outputs", err))
-        goto out;
-    kd_pool_run(run->pool, T, rotate_token, &j);
-    kd_pool_run(run->pool, blocks, multiply_block, &j);
-    rc = 0;
-out:
-    kd_mem_free(j.out);
-    kd_mem_free(j.rotated);
-    return rc;
-}
+struct int8_job {
+    const struct kd_run *run;
+    const struct kd_mat *w;
+    const int8_t *q; /* one rotated token and its step */
+    float step;
+    float *y;
+};
 
 static void multiply_block_int8(void *ctx, int64_t item, int worker)
 {
-    const struct mul_job *j = ctx;
+    const struct int8_job *j = ctx;
     const struct kd_mat *w = j->w;
     struct kd_exl3_block b = block_of(w, item);
     int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
@@ -107,8 +72,7 @@ static void multiply_block_int8(void *ctx, int64_t item, int worker)
     (void)worker;
     j->run->kern->mv_exl3_int8(&b, j->q, j->step, out);
     j->run->kern->hadamard(out, out, 1);
-    for (int64_t i = 0; i < rows; i++)
-        j->y[row + i] = out[i] * kd_f16_f32(w->svh[row + i]);
+    j->run->kern->scale_f16(out, w->svh + row, rows, j->y + row);
 }
 
 /* To the nearest multiple of the largest / 127, halves away from zero. Not finite: the step is NaN.
@@ -133,22 +97,23 @@ static float round_token(const float *x, int64_t n, int8_t *q)
 int kd_exl3_mul_int8(const struct kd_run *run, const struct kd_mat *w, const float *x, float *y,
                      struct kd_err *err)
 {
-    struct mul_job j = {.run = run, .w = w, .x = x, .T = 1, .y = y};
+    struct int8_job j = {.run = run, .w = w, .y = y};
+    float *rotated;
     int8_t *q;
 
     if (w->cb != KD_CB_MUL1)
         return kd_fail(err, KD_ENOTSUP, "int8 activations need codebook mul1");
-    if (kd_mem_new(&j.rotated, w->cols_padded, sizeof *j.rotated, "rotated activations", err))
+    if (kd_mem_new(&rotated, w->cols_padded, sizeof *rotated, "rotated activations", err))
         return kd_wrap(err, "EXL3 product");
     if (kd_mem_new(&q, w->cols_padded, 1, "rounded activations", err)) {
-        kd_mem_free(j.rotated);
+        kd_mem_free(rotated);
         return kd_wrap(err, "EXL3 product");
     }
-    rotate_token(&j, 0, 0);
-    j.step = round_token(j.rotated, w->cols_padded, q);
+    kd_exl3_turn(run->kern, w, x, w->cols, 1, rotated);
+    j.step = round_token(rotated, w->cols_padded, q);
     j.q = q;
     kd_pool_run(run->pool, (w->rows + BLOCK - 1) / BLOCK, multiply_block_int8, &j);
     kd_mem_free(q);
-    kd_mem_free(j.rotated);
+    kd_mem_free(rotated);
     return 0;
 }

@@ -1,13 +1,20 @@
-/* The whole product with an EXL3 matrix: rotate x (x * suh, Hadamard of every 128 columns), mm_exl3
- * over the pool in fixed cuts, Hadamard of every 128 rows, * svh; padding is cropped. */
+/* The parts of a product with an EXL3 matrix (kern/mat.h has the whole): rotate x (x * suh,
+ * Hadamard of every 128 columns), then for each 128 rows mm_exl3, their Hadamard, * svh; padding is
+ * cropped.
+ */
 #ifndef KD_KERN_EXL3_MUL_H
 #define KD_KERN_EXL3_MUL_H
 
 #include "kern/mat.h"
 
-/* As kd_mat_mul, for w->type == KD_MAT_EXL3 and T > 0. Fails only for lack of memory. */
-int kd_exl3_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
-                int64_t T, float *y, int64_t ldy, struct kd_err *err) KD_MUST;
+/* rotated[T][cols_padded]. */
+void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const float *x, int64_t ldx,
+                  int64_t T, float *rotated);
+/* Floats that kd_exl3_block_mul needs for its outputs on their way back. */
+int64_t kd_exl3_out_floats(int64_t T);
+/* Rows 128 * item and the 127 after it, as far as there are, for all tokens. */
+void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item,
+                       const float *rotated, int64_t T, float *out, float *y, int64_t ldy);
 
 /* One token with activations rounded to int8 after the rotation, by their largest; mul1 only. For
  * decoding: conversion and checks never use it. Error: half a step of the largest activation each.

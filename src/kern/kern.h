@@ -68,6 +68,8 @@ struct kd_kern {
     void (*axpy)(float a, const float *x, float *y, int64_t n); /* y += a*x, one fma each */
     /* out = w .* x * rsqrt, rsqrt = 1/sqrtf(DOT16(x,x)/n + eps), ((x*rsqrt)*w), w may be NULL */
     void (*rmsnorm)(const float *x, const float *w, float eps, int64_t n, float *out);
+    /* out = x times the fp16 values h; out may be x */
+    void (*scale_f16)(const float *x, const uint16_t *h, int64_t n, float *out);
     /* Elementwise; out may be x (or g, u). NaN in gives NaN out. Formulas: docs/numerics.md. */
     /* Own polynomial, within 1 ulp; through the subnormals to 0 below -103.97, infinity
      * above 88.72. */

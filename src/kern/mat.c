@@ -7,7 +7,6 @@
 #include "kern/mat_source.h"
 #include "num/mxfp4_block.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 /* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its
@@ -15,6 +14,9 @@
 enum { TOKENS_PER_ITEM = 96, MACS_PER_ITEM = 1 << 18, ROW_BLOCK = 16, H = 128 };
 /* Under so many tokens a matrix is not worth its way to a device. */
 enum { DEVICE_TOKENS = 256 };
+
+/* EXL3: inputs rotated by one item (about a microsecond), and at one time (16 MiB). */
+enum { TURN_FLOATS = 4096, ROTATED_MAX = 1 << 22 };
 
 static int64_t rows_per_item(const struct kd_mat_job *j)
 {
@@ -27,15 +29,6 @@ static int64_t rows_per_item(const struct kd_mat_job *j)
 static int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
-}
-
-static int64_t job_items(const struct kd_mat_job *j)
-{
-    if (j->T <= 0 || j->w->rows <= 0)
-        return 0;
-    if (j->w->type == KD_MAT_EXL3)
-        return 1;
-    return ceil_div(j->w->rows, rows_per_item(j)) * ceil_div(j->T, TOKENS_PER_ITEM);
 }
 
 /* Rows [r0, r0 + R) of one job for tokens [t0, t0 + T). */
@@ -68,73 +61,130 @@ static void dense_part(const struct kd_kern *k, const struct kd_mat_job *j, int6
     KD_ASSERT(false);
 }
 
+/* Products side by side. Those with EXL3 take two runs over the pool: inputs are rotated, then
+ * blocks of 128 outputs made; the others are items of the second run. */
 struct many {
     const struct kd_run *run;
     const struct kd_mat_job *jobs;
-    const int64_t *first; /* first[j] = the first item of job j; one more entry than jobs */
     int64_t count;
-    atomic_int failed;
-    struct kd_err err; /* of the one that set `failed` */
+    int64_t *turn, *first; /* [count + 1] the first item of each job in the two runs */
+    int64_t *at;           /* [count + 1] floats of `rotated` before each job */
+    float *rotated;        /* [T][cols_padded] of each EXL3 job */
+    float *out;            /* [worker][out_floats] blocks of outputs on their way back */
+    int64_t out_floats;
 };
 
-static void many_item(void *ctx, int64_t i, int worker)
+/* The job with item i. */
+static int64_t job_of(const int64_t *first, int64_t count, int64_t i)
 {
-    struct many *m = ctx;
-    (void)worker;
-    int64_t lo = 0, hi = m->count - 1;
+    int64_t lo = 0, hi = count - 1;
     while (lo < hi) {
         int64_t mid = lo + (hi - lo + 1) / 2;
-        if (m->first[mid] <= i)
+        if (first[mid] <= i)
             lo = mid;
         else
             hi = mid - 1;
     }
-    const struct kd_mat_job *j = &m->jobs[lo];
+    return lo;
+}
+
+static int64_t tokens_per_turn(const struct kd_mat *w)
+{
+    return w->cols_padded < TURN_FLOATS ? TURN_FLOATS / w->cols_padded : 1;
+}
+
+static void turn_item(void *ctx, int64_t i, int worker)
+{
+    const struct many *m = ctx;
+    int64_t n = job_of(m->turn, m->count, i);
+    const struct kd_mat_job *j = &m->jobs[n];
+    int64_t step = tokens_per_turn(j->w), t0 = (i - m->turn[n]) * step;
+    int64_t T = j->T - t0 < step ? j->T - t0 : step;
+    (void)worker;
+    kd_exl3_turn(m->run->kern, j->w, j->x + t0 * j->ldx, j->ldx, T,
+                 m->rotated + m->at[n] + t0 * j->w->cols_padded);
+}
+
+static void many_item(void *ctx, int64_t i, int worker)
+{
+    const struct many *m = ctx;
+    int64_t n = job_of(m->first, m->count, i), part = i - m->first[n];
+    const struct kd_mat_job *j = &m->jobs[n];
     if (j->w->type == KD_MAT_EXL3) {
-        struct kd_err err = {0};
-        if (kd_exl3_mul(m->run, j->w, j->x, j->ldx, j->T, j->y, j->ldy, &err) &&
-            !atomic_exchange(&m->failed, 1))
-            m->err = err;
+        kd_exl3_block_mul(m->run->kern, j->w, part, m->rotated + m->at[n], j->T,
+                          m->out + worker * m->out_floats, j->y, j->ldy);
         return;
     }
     /* Token blocks of one row block are neighbours: the second finds the weights in the cache. */
-    int64_t rows = rows_per_item(j), blocks = ceil_div(j->T, TOKENS_PER_ITEM),
-            part = i - m->first[lo];
+    int64_t rows = rows_per_item(j), blocks = ceil_div(j->T, TOKENS_PER_ITEM);
     int64_t r0 = part / blocks * rows, t0 = part % blocks * TOKENS_PER_ITEM;
     int64_t R = j->w->rows - r0 < rows ? j->w->rows - r0 : rows;
     int64_t T = j->T - t0 < TOKENS_PER_ITEM ? j->T - t0 : TOKENS_PER_ITEM;
     dense_part(m->run->kern, j, r0, R, t0, T);
 }
 
+/* Items and places of all jobs, as far as the rotated inputs stay within ROTATED_MAX; a job by
+ * itself may take more. How many jobs that are. */
+static int64_t lay_out(struct many *m, int64_t jobs, struct kd_err *err)
+{
+    m->turn[0] = m->first[0] = m->at[0] = m->out_floats = 0;
+    for (int64_t n = 0; n < jobs; n++) {
+        const struct kd_mat_job *j = &m->jobs[n];
+        const struct kd_mat *w = j->w;
+        int64_t turns = 0, items = 0, floats = 0, out = 0;
+        if (j->T <= 0 || w->rows <= 0) {
+            /* nothing to do */
+        } else if (w->type == KD_MAT_EXL3) {
+            if (kd_mul64(j->T, w->cols_padded, &floats))
+                return kd_fail(err, KD_ENOMEM, "an EXL3 product of %lld tokens", (long long)j->T);
+            turns = ceil_div(j->T, tokens_per_turn(w));
+            items = ceil_div(w->rows, H);
+            out = kd_exl3_out_floats(j->T);
+        } else {
+            items = ceil_div(w->rows, rows_per_item(j)) * ceil_div(j->T, TOKENS_PER_ITEM);
+        }
+        if (n && floats > ROTATED_MAX - m->at[n])
+            return n;
+        m->turn[n + 1] = m->turn[n] + turns;
+        m->first[n + 1] = m->first[n] + items;
+        m->at[n + 1] = m->at[n] + floats;
+        m->out_floats = out > m->out_floats ? out : m->out_floats;
+    }
+    return jobs;
+}
+
 int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int64_t count,
                     struct kd_err *err)
 {
-    if (count <= 0)
-        return 0;
-    int64_t few[65], *first = few, exl3 = 0;
-    for (int64_t j = 0; j < count; j++)
-        exl3 += jobs[j].w->type == KD_MAT_EXL3;
-    /* A lone EXL3 product spreads over the pool itself. */
-    if (exl3 && exl3 < kd_pool_threads(run->pool)) {
-        for (int64_t j = 0; j < count; j++)
-            if (kd_mat_mul(run, jobs[j].w, jobs[j].x, jobs[j].ldx, jobs[j].T, jobs[j].y,
-                           jobs[j].ldy, err))
-                return -1;
-        return 0;
-    }
-    if (count >= (int64_t)(sizeof few / sizeof *few) &&
-        kd_mem_new(&first, count + 1, sizeof *first, "list of products", err))
+    enum { FEW = 64 };
+    int64_t few[3 * (FEW + 1)], *table = few;
+    if (count > FEW && kd_mem_new(&table, 3 * (count + 1), sizeof *table, "list of products", err))
         return -1;
-    first[0] = 0;
-    for (int64_t j = 0; j < count; j++)
-        first[j + 1] = first[j] + job_items(&jobs[j]);
-    struct many m = {.run = run, .jobs = jobs, .first = first, .count = count};
-    kd_pool_run(run->pool, first[count], many_item, &m);
-    if (first != few)
-        kd_mem_free(first);
-    if (!atomic_load(&m.failed))
-        return 0;
-    return kd_fail(err, m.err.code, "%s", m.err.msg);
+    int rc = 0;
+    for (int64_t done = 0; !rc && done < count;) {
+        struct many m = {.run = run,
+                         .jobs = jobs + done,
+                         .turn = table,
+                         .first = table + count + 1,
+                         .at = table + 2 * (count + 1)};
+        m.count = lay_out(&m, count - done, err);
+        done += m.count;
+        int64_t floats = m.count > 0 ? m.at[m.count] : 0;
+        if (m.count < 0 ||
+            (floats && kd_mem_new(&m.rotated, floats + kd_pool_threads(run->pool) * m.out_floats,
+                                  sizeof *m.rotated, "rotated activations", err))) {
+            rc = -1;
+            break;
+        }
+        m.out = m.rotated ? m.rotated + floats : NULL;
+        /* A few are turned sooner than another thread is told. */
+        kd_pool_run(floats > 2 * TURN_FLOATS ? run->pool : NULL, m.turn[m.count], turn_item, &m);
+        kd_pool_run(run->pool, m.first[m.count], many_item, &m);
+        kd_mem_free(m.rotated);
+    }
+    if (table != few)
+        kd_mem_free(table);
+    return rc;
 }
 
 int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
@@ -148,8 +198,6 @@ int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x,
         if (done)
             return 0;
     }
-    if (w->type == KD_MAT_EXL3)
-        return T > 0 ? kd_exl3_mul(run, w, x, ldx, T, y, ldy, err) : 0;
     struct kd_mat_job job = {w, x, ldx, T, y, ldy};
     return kd_mat_mul_many(run, &job, 1, err);
 }

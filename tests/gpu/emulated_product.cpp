@@ -92,7 +92,7 @@ static int check_values(const kd_kern *kern, unsigned rate16, kd_codebook cb, in
     std::vector<float> want((size_t)(T * rows));
     const kd_mat m = fixture_mat(&f);
     kd_err err;
-    if (kd_exl3_mul(&run_on, &m, f.x.data(), f.C, T, want.data(), rows, &err))
+    if (kd_mat_mul(&run_on, &m, f.x.data(), f.C, T, want.data(), rows, &err))
         return 1;
     const double off = relative(want, f.y);
     printf("values, codebook %d, %.4f bits, %lld x %lld, %lld rows: %.2g off\n", (int)cb,

@@ -53,7 +53,7 @@ static int hold_fast(struct kd_gpu *g, const struct kd_kern *k, bool quick)
         }
         const kd_mat m = fixture_mat(&f);
         std::vector<float> exact(y.size());
-        must(kd_exl3_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
+        must(kd_mat_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
         worst = std::max(worst, relative(exact, y));
     }
     printf("decoding mode: %lld of %lld rows differ from its definition; at most %.2g off "
@@ -77,7 +77,7 @@ static int hold_values(struct kd_gpu *g, const struct kd_kern *k, bool quick)
         const std::vector<float> y = product(g, KD_GPU_VALUES, &f, f.T);
         const kd_mat m = fixture_mat(&f);
         std::vector<float> exact(y.size());
-        must(kd_exl3_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
+        must(kd_mat_mul(&on, &m, f.x.data(), f.C, f.T, exact.data(), f.rows, &err));
         worst = std::max(worst, relative(exact, y));
     }
     printf("checking mode: at most %.2g off\n", worst);

@@ -90,6 +90,31 @@ static void test_ends(void **state)
     assert_true(y[0] == 0 && isinf(y[2]) && isnan(y[4]));
 }
 
+/* Every fp16 value as kd_f16_f32 has it, and every length. */
+static void test_scale_f16(void **state)
+{
+    (void)state;
+    enum { ALL = 1 << 16 };
+    static uint16_t h[ALL];
+    static float one[ALL], y[ALL];
+    for (int i = 0; i < ALL; i++) {
+        h[i] = (uint16_t)i;
+        one[i] = 1;
+    }
+    isa.scale_f16(one, h, ALL, y);
+    for (int i = 0; i < ALL; i++) {
+        float want = kd_f16_f32(h[i]);
+        assert_true(isnan(want) ? isnan(y[i]) : kd_f32_bits(y[i]) == kd_f32_bits(want));
+    }
+    for (int64_t n = 0; n < 150; n++) {
+        for (int64_t i = 0; i <= n; i++)
+            y[i] = value(5, i);
+        isa.scale_f16(y, h + 15000, n, y);
+        for (int64_t i = 0; i <= n; i++)
+            assert_true(y[i] == (i < n ? value(5, i) * kd_f16_f32(h[15000 + i]) : value(5, i)));
+    }
+}
+
 static double situ_d(double g, double u, double beta, double linear)
 {
     double r = beta * tanh(g / beta) * sigmoid_d(g);
@@ -304,11 +329,11 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bounds),          cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_situ_bound),      cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_known_bits),      cmocka_unit_test(test_softmax),
-        cmocka_unit_test(test_fixture_rmsnorm), cmocka_unit_test(test_fixture_situ),
-        cmocka_unit_test(test_fixture_kda),
+        cmocka_unit_test(test_bounds),       cmocka_unit_test(test_ends),
+        cmocka_unit_test(test_scale_f16),    cmocka_unit_test(test_situ_bound),
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_known_bits),
+        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_fixture_rmsnorm),
+        cmocka_unit_test(test_fixture_situ), cmocka_unit_test(test_fixture_kda),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -155,7 +155,7 @@ static void layer(void **unused)
                        .rate = rate,
                        .cb = KD_CB_MUL1};
     struct kd_run run = {.kern = &isa};
-    assert_int_equal(kd_exl3_mul(&run, &w, x, LAYER, 1, y, LAYER, &err), 0);
+    assert_int_equal(kd_mat_mul(&run, &w, x, LAYER, 1, y, LAYER, &err), 0);
     double worst = 0, scale = 0;
     for (unsigned i = 0; i < LAYER; i++) {
         double want = kd_json_num_value(kd_json_at(kd_json_get(v, "y_f64"), i));
@@ -329,15 +329,15 @@ static void whole_product(void **unused)
                        .cb = KD_CB_MUL1};
     assert_int_equal(kd_pool_open(&pool, 3, &err), 0);
     struct kd_run many = {.kern = &isa, .pool = pool}, plain = {.kern = &ref};
-    assert_int_equal(kd_exl3_mul(&many, &w, x, COLS, T, all, ROWS, &err), 0);
+    assert_int_equal(kd_mat_mul(&many, &w, x, COLS, T, all, ROWS, &err), 0);
     for (int t = 0; t < T; t++) {
-        assert_int_equal(kd_exl3_mul(&plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
-        same(all + t * ROWS, one, ROWS, "kd_exl3_mul");
+        assert_int_equal(kd_mat_mul(&plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
+        same(all + t * ROWS, one, ROWS, "a product");
     }
     /* With int8 activations: within 2 % of the largest output. */
     float largest = 0, off = 0;
     assert_int_equal(kd_exl3_mul_int8(&many, &w, x, all, &err), 0);
-    assert_int_equal(kd_exl3_mul(&plain, &w, x, COLS, 1, one, ROWS, &err), 0);
+    assert_int_equal(kd_mat_mul(&plain, &w, x, COLS, 1, one, ROWS, &err), 0);
     for (int i = 0; i < ROWS; i++) {
         largest = fabsf(one[i]) > largest ? fabsf(one[i]) : largest;
         off = fabsf(one[i] - all[i]) > off ? fabsf(one[i] - all[i]) : off;
