@@ -33,12 +33,23 @@ static inline void kd_tile_reverse(const uint8_t *tile, unsigned bytes, uint8_t 
     memcpy(back + bytes, back, 8);
 }
 
-/* Asks for a tile some tiles ahead; it may lie past the end of the matrix. Tiles of one column are
- * a row of the matrix apart, which no hardware foresees. */
+/* Asks for a tile this many before it is read. Tiles of one column are a row of the matrix apart,
+ * which no hardware foresees. */
+enum { KD_TILES_AHEAD = 8 };
+
 static inline void kd_tile_prefetch(const uint8_t *tile, unsigned bytes)
 {
     for (unsigned i = 0; i < bytes; i += 64)
         __builtin_prefetch(tile + i);
+}
+
+/* Asks for the first tiles of the column that comes next, which may lie past the end of the matrix:
+ * of short columns they are a quarter or a half. */
+static inline void kd_column_prefetch(const uint8_t *tile, int64_t step, int64_t k_tiles,
+                                      unsigned bytes)
+{
+    for (int64_t k = 0; k < KD_TILES_AHEAD && k < k_tiles; k++)
+        kd_tile_prefetch(tile + k * step, bytes);
 }
 
 /* The lowest bit of each position's window in that number. */

@@ -262,9 +262,10 @@ FLAT void fold(const __m512 q[8], float *y)
 }
 
 /* A few tokens with mul1, values straight from the codes: `count` tiles of a column to the sums;
- * `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
+ * `left` with those after
+ * them; `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
 FLAT void add_column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                     int64_t step, int64_t count, const float *x, int64_t ldx,
+                     int64_t step, int64_t count, int64_t left, const float *x, int64_t ldx,
                      const unsigned tokens, const unsigned t0, const unsigned chains,
                      __m512 (*sum)[8])
 {
@@ -285,8 +286,8 @@ FLAT void add_column(const struct unpack *u, const enum layout layout, const uin
             __asm__("" : "+r"(from[m]));
         }
         load_tile(u, layout, tile, r);
-        if (t0 == 0)
-            kd_tile_prefetch(tile + 8 * step, u->bytes);
+        if (t0 == 0 && k + KD_TILES_AHEAD < left)
+            kd_tile_prefetch(tile + KD_TILES_AHEAD * step, u->bytes);
 #pragma GCC unroll 4
         for (unsigned j = 0; j < chains / 2; j++) {
             const unsigned t = chains == 8 ? j : t0 + 2 * j;
@@ -331,12 +332,14 @@ FLAT void column(const struct unpack *u, const struct columns *c, const enum lay
         for (unsigned q = 0; q < 8; q++)
             sum[m][q] = _mm512_setzero_ps();
     if (tokens <= 2)
-        add_column(u, layout, tile, c->step, c->k_tiles, x, c->ldx, tokens, 0, 8, sum);
+        add_column(u, layout, tile, c->step, c->k_tiles, c->k_tiles, x, c->ldx, tokens, 0, 8, sum);
     else
         for (int64_t k = 0; k < c->k_tiles; k += PANEL, tile += PANEL * c->step, x += 16 * PANEL) {
             int64_t count = c->k_tiles - k < PANEL ? c->k_tiles - k : PANEL;
-            add_column(u, layout, tile, c->step, count, x, c->ldx, tokens, 0, 4, sum);
-            add_column(u, layout, tile, c->step, count, x, c->ldx, tokens, 1, 4, sum);
+            add_column(u, layout, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 0, 4,
+                       sum);
+            add_column(u, layout, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 1, 4,
+                       sum);
         }
     for (unsigned m = 0; m < tokens; m++)
         fold(sum[m], c->y + m * c->ldy);
@@ -375,8 +378,10 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
                         .y = y,
                         .ldy = ldy};
 
-    for (int64_t n = 0; n < b->n_tiles; n++, c.tile += u->bytes, c.y += 16)
+    for (int64_t n = 0; n < b->n_tiles; n++, c.tile += u->bytes, c.y += 16) {
+        kd_column_prefetch(c.tile + u->bytes, c.step, b->k_tiles, u->bytes);
         column_of[u->layout][T - 1](u, &c);
+    }
 }
 
 /* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles; `chains` of the eight,
@@ -433,15 +438,18 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
         columns(u, b, x, ldx, T, y, ldy);
         return;
     }
-    for (int64_t n = 0; n < b->n_tiles; n++)
+    const int64_t step = b->row_tiles * u->bytes;
+    for (int64_t n = 0; n < b->n_tiles; n++) {
+        kd_column_prefetch(b->codes + (n + 1) * u->bytes, step, b->k_tiles, u->bytes);
         for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
             int64_t tokens = T - t0 < TOKENS ? T - t0 : TOKENS;
             memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
                 for (int64_t i = 0; i < count; i++) {
-                    const uint8_t *tile = b->codes + ((k + i) * b->row_tiles + n) * u->bytes;
-                    kd_tile_prefetch(tile + 8 * b->row_tiles * u->bytes, u->bytes);
+                    const uint8_t *tile = b->codes + (k + i) * step + n * u->bytes;
+                    if (k + i + KD_TILES_AHEAD < b->k_tiles)
+                        kd_tile_prefetch(tile + KD_TILES_AHEAD * step, u->bytes);
                     decode_rows(u, tile, panel + 256 * i);
                 }
                 add_panel_all(panel, count, x + t0 * ldx + 16 * k, ldx, tokens, sum);
@@ -453,6 +461,7 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
                 fold(s, y + (t0 + t) * ldy + 16 * n);
             }
         }
+    }
 }
 
 /* With int8 activations a piece of k tiles is summed in 32 bits: a lane of a sum takes two products
