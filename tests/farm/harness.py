@@ -141,10 +141,10 @@ class Farm:
         self.coordinator = None
         self.watched = []
 
-    def convert(self, *more, resume=False, options=None):
+    def convert(self, *more, resume=False, options=None, env=None):
         self.coordinator = start(["convert", self.src, self.dst, *self.settings,
                                   *(self.options if options is None else options), *more,
-                                  *(["--resume"] if resume else [])], self.dir / "coordinator.log")
+                                  *(["--resume"] if resume else [])], self.dir / "coordinator.log", env)
         return self.coordinator
 
     def worker(self, name, *more, fault=None, url=None, env=None):
