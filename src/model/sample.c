@@ -4,7 +4,6 @@
 #include "base/rand.h"
 
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct cand {
@@ -12,29 +11,50 @@ struct cand {
     int32_t id;
 };
 
-/* exp(x) for x <= 0 from + - * / alone, so that every machine draws the same. 0 for NaN. No branch:
- * a loop over it becomes vector code. */
-static inline double exp_down(double v)
+enum { BLOCK = 64 };
+
+/* exp(x) for x <= 0 from + - * / alone, so that every machine draws the same; 0 for NaN. `count`
+ * values at a time: the divisions become vector code. */
+static void exp_down(double *v, int64_t count)
 {
-    double x = v >= -700.0 ? v : -700.0;
-    int32_t n = (int32_t)(x * 1.4426950408889634 - 0.5);
-    double r = (x - (double)n * 0.693147180369123816490) - (double)n * 1.90821492927058770002e-10;
-    double sum = 1.0;
-#pragma GCC unroll 14
+    double r[BLOCK], scale[BLOCK], sum[BLOCK];
+    for (int64_t i = 0; i < count; i++) {
+        bool seen = v[i] >= -700.0;
+        double x = seen ? v[i] : -700.0;
+        int64_t n = (int64_t)(x * 1.4426950408889634 - 0.5);
+        uint64_t bits = seen ? (uint64_t)(n + 1023) << 52 : 0;
+        memcpy(&scale[i], &bits, sizeof bits);
+        r[i] = (x - (double)n * 0.693147180369123816490) - (double)n * 1.90821492927058770002e-10;
+        sum[i] = 1.0;
+    }
     for (int i = 14; i > 0; i--)
-        sum = 1.0 + sum * r / (double)i;
-    uint64_t bits = (uint64_t)(uint32_t)(n + 1023) << 52;
-    double scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return v >= -700.0 ? sum * scale : 0.0;
+        for (int64_t j = 0; j < count; j++)
+            sum[j] = 1.0 + sum[j] * r[j] / (double)i;
+    for (int64_t i = 0; i < count; i++)
+        v[i] = sum[i] * scale[i];
 }
 
-static int by_weight(const void *a, const void *b)
+static bool before(const struct cand *a, const struct cand *b)
 {
-    const struct cand *x = a, *y = b;
-    if (x->p != y->p)
-        return x->p > y->p ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    return a->p != b->p ? a->p > b->p : a->id < b->id;
+}
+
+/* Merges runs that double; `room` for as many. No two are equal. */
+static void sort(struct cand *c, int64_t n, struct cand *room)
+{
+    struct cand *from = c, *to = room;
+    for (int64_t run = 1; run < n; run *= 2) {
+        for (int64_t lo = 0; lo < n; lo += 2 * run) {
+            int64_t mid = lo + run < n ? lo + run : n, hi = lo + 2 * run < n ? lo + 2 * run : n;
+            for (int64_t a = lo, b = mid, i = lo; i < hi; i++)
+                to[i] = b == hi || (a < mid && before(&from[a], &from[b])) ? from[a++] : from[b++];
+        }
+        struct cand *t = from;
+        from = to;
+        to = t;
+    }
+    if (from != c)
+        memcpy(c, from, (size_t)n * sizeof *c);
 }
 
 static int64_t largest(const float *logits, int64_t vocab)
@@ -50,13 +70,13 @@ static int64_t largest(const float *logits, int64_t vocab)
 static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t vocab, float max,
                        struct cand *c)
 {
-    enum { BLOCK = 64 };
     int64_t n = 0;
     double p[BLOCK];
     for (int64_t i0 = 0; i0 < vocab; i0 += BLOCK) {
         int64_t count = vocab - i0 < BLOCK ? vocab - i0 : BLOCK;
         for (int64_t i = 0; i < count; i++)
-            p[i] = exp_down(((double)logits[i0 + i] - (double)max) / s->temperature);
+            p[i] = ((double)logits[i0 + i] - (double)max) / s->temperature;
+        exp_down(p, count);
         for (int64_t i = 0; i < count; i++) {
             if (logits[i0 + i] == max) /* also an infinite one */
                 p[i] = 1.0;
@@ -69,7 +89,8 @@ static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t
 
 /* Sorts a front of the list that is sure to hold every token the cuts keep: most of a vocabulary is
  * far too unlikely to be looked at. Returns its length. */
-static int64_t sorted_front(const struct kd_sampling *s, struct cand *c, int64_t n, double total)
+static int64_t sorted_front(const struct kd_sampling *s, struct cand *c, int64_t n, double total,
+                            struct cand *room)
 {
     for (double floor = 1e-3;; floor *= 1e-3) {
         int64_t front = 0;
@@ -84,20 +105,20 @@ static int64_t sorted_front(const struct kd_sampling *s, struct cand *c, int64_t
         bool enough = (s->top_k > 0 && front >= s->top_k) ||
                       (s->top_p < 1.0 && s->top_k <= 0 && sum >= s->top_p * total) || front == n;
         if (enough || floor < 1e-300) {
-            qsort(c, (size_t)front, sizeof *c, by_weight);
+            sort(c, front, room);
             return front;
         }
     }
 }
 
 /* top-k, then top-p of what is left, then min-p. */
-static int64_t cut(const struct kd_sampling *s, struct cand *c, int64_t n)
+static int64_t cut(const struct kd_sampling *s, struct cand *c, int64_t n, struct cand *room)
 {
     double total = 0.0, sum = 0.0;
     for (int64_t i = 0; i < n; i++)
         total += c[i].p;
     if (s->top_k > 0 || s->top_p < 1.0) {
-        n = sorted_front(s, c, n, total);
+        n = sorted_front(s, c, n, total, room);
         if (s->top_k > 0 && n > s->top_k)
             n = s->top_k;
         if (s->top_k > 0) {
@@ -131,9 +152,9 @@ int kd_sample(const struct kd_sampling *s, const float *logits, int64_t vocab, i
     if (s->temperature <= 0.0 || s->top_k == 1)
         return 0;
     struct cand *c;
-    if (kd_mem_new(&c, vocab, sizeof *c, "sampling", err))
+    if (kd_mem_new(&c, vocab, 2 * sizeof *c, "sampling", err))
         return -1;
-    int64_t n = cut(s, c, weights(s, logits, vocab, logits[best], c));
+    int64_t n = cut(s, c, weights(s, logits, vocab, logits[best], c), c + vocab);
     double sum = 0.0, target;
     for (int64_t i = 0; i < n; i++)
         sum += c[i].p;
