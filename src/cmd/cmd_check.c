@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "cmd/cmd.h"
+#include "cmd/device.h"
 #include "fmt/gguf.h"
 #include "gate/endpoint.h"
 #include "gate/report.h"
@@ -12,7 +13,7 @@
 
 static struct {
     const char *text, *html, *json, *require, *profile, *save_ref, *ref, *battery, *work;
-    const char *endpoint, *model, *key_file;
+    const char *endpoint, *model, *key_file, *device;
     int64_t rows, cols, battery_rows, threads, parallel;
     double timeout;
     bool no_verdict, allow_http;
@@ -134,6 +135,11 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_FLAG,
      .out = &o.no_verdict,
      .help = "leave DST/kondense.json as it is (a GGUF has none)"},
+    {.name = "device",
+     .type = KD_OPT_STR,
+     .out = &o.device,
+     .arg = "cpu|cuda[:N,N]",
+     .help = "where products of many rows are made, with the same figures; cuda is cuda:0 (cpu)"},
     KD_OPT_ROW_THREADS(&o.threads),
     {0},
 };
@@ -302,7 +308,10 @@ static int run(int argc, const char **argv, struct kd_err *err)
     if (check_usage(src, dst, err) || (o.require && kd_verdict_parse(&v, o.require, err)) ||
         kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
-    int rc = o.endpoint ? measure_server(&c, &with, src, err) : measure(&c, &with, src, dst, err);
+    int rc = kd_cmd_encoder_open(&with, o.device, err);
+    if (!rc)
+        rc = o.endpoint ? measure_server(&c, &with, src, err) : measure(&c, &with, src, dst, err);
+    kd_cmd_encoder_close(&with);
     kd_cmd_run_close(&with);
     if (!rc)
         rc = judge(&c, &v, src, dst, err);

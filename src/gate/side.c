@@ -7,7 +7,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { BLOCK_TOKENS = 2048 }; /* a multiple of the KDA chunk */
+/* Multiples of the KDA chunk. A device wants more tokens for each expert that it is sent. */
+enum { BLOCK_TOKENS = 2048, THERE_TOKENS = 8192 };
+
+static int64_t block_tokens(const struct kd_run *run)
+{
+    return run->encoder ? THERE_TOKENS : BLOCK_TOKENS;
+}
 
 static int look(struct kd_side *s, struct kd_err *err)
 {
@@ -116,7 +122,7 @@ int kd_side_begin(struct kd_side *s, const struct kd_run *run, const int32_t *id
 }
 
 /* Rows row..row+count-1, each a sequence of its own from position 0, in pieces of at most
- * BLOCK_TOKENS tokens a call. */
+ * block_tokens() tokens a call. */
 struct block {
     const struct kd_k3_layer *L;
     struct kd_k3_state *state; /* one a row */
@@ -150,7 +156,8 @@ static int run_block(struct kd_side *s, const struct kd_run *run, const struct b
                      struct kd_k3_stream *after, struct kd_err *err)
 {
     /* Several rows lie one after the other only when each is taken whole. */
-    int64_t piece = b->count > 1 || s->cols < BLOCK_TOKENS ? s->cols : BLOCK_TOKENS, made = 0;
+    int64_t most = block_tokens(run), made = 0;
+    int64_t piece = b->count > 1 || s->cols < most ? s->cols : most;
     int rc = 0;
     for (; made < b->count && !rc; made++)
         rc = kd_k3_state_init(&b->state[made], &s->cfg, b->L, err);
@@ -184,8 +191,8 @@ int kd_side_layer(struct kd_side *s, const struct kd_run *run, int64_t layer,
     struct kd_k3_layer L;
     if (kd_k3_layer_load(&L, &s->cfg, s->ck, layer, NULL, err))
         return -1;
-    int64_t rows = s->cols < BLOCK_TOKENS ? BLOCK_TOKENS / s->cols : 1;
-    int64_t tokens = rows * (s->cols < BLOCK_TOKENS ? s->cols : BLOCK_TOKENS);
+    int64_t most = block_tokens(run), rows = s->cols < most ? most / s->cols : 1;
+    int64_t tokens = rows * (s->cols < most ? s->cols : most);
     struct block b = {.L = &L};
     struct kd_k3_stream after = window(s, 0, 0);
     int rc = 0;

@@ -152,19 +152,19 @@ void expand(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, const 
         launch_rows<KD_CALIB_MXFP4>(t, j);
 }
 
-/* T rows on the device as the chains need them, [inputs][tc], tc = T up to 128. */
+/* T rows on the device, ldx apart, as the chains need them: [inputs][tc], tc = T up to 128. */
 void turn(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, const stored &m,
-          const void *x, bool bf16, int64_t T, float *out)
+          const void *x, bool bf16, int64_t ldx, int64_t T, float *out)
 {
     const int64_t tc = up_to(T, KD_CALIB_BLOCK);
     if (w->type == KD_GPU_MAT_EXL3) {
-        const kd_calib_rotate_job j = {x, bf16, w->cols, T, w->cols, m.s.deep, m.suh, out, tc};
+        const kd_calib_rotate_job j = {x, bf16, ldx, T, w->cols, m.s.deep, m.suh, out, tc};
         KD_LAUNCH(kd_calib_rotate, w->cols_padded / KD_CALIB_BLOCK * (tc / KD_CALIB_SIDE),
                   KD_CALIB_THREADS, KD_CALIB_ROTATE_SHARED, t->stream, j);
         return;
     }
-    const kd_calib_rows_job j = {(const uint8_t *)x, nullptr, 4 * w->cols, 0,  T,   w->cols,
-                                 m.s.deep,           out,     tc,          tc, 0.0f};
+    const kd_calib_rows_job j = {(const uint8_t *)x, nullptr, 4 * ldx, 0,  T,   w->cols,
+                                 m.s.deep,           out,     tc,      tc, 0.0f};
     launch_rows<KD_CALIB_F32>(t, j);
 }
 
@@ -181,6 +181,23 @@ void multiply(const struct kd_gpu_tensor *t, const stored &m, const float *a, in
 int64_t blocks_of(int64_t T, int64_t n)
 {
     return (T * n / 4 + KD_CALIB_THREADS - 1) / KD_CALIB_THREADS;
+}
+
+void fold(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, const kd_calib_sums_job &j)
+{
+    if (w->type == KD_GPU_MAT_EXL3)
+        KD_LAUNCH(kd_calib_sums<true>, blocks_of(j.T, j.n), KD_CALIB_THREADS, 0, t->stream, j);
+    else
+        KD_LAUNCH(kd_calib_sums<false>, blocks_of(j.T, j.n), KD_CALIB_THREADS, 0, t->stream, j);
+}
+
+void inner_of(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w,
+              const kd_calib_inner_job &j)
+{
+    if (w->type == KD_GPU_MAT_EXL3)
+        KD_LAUNCH(kd_calib_inner<true>, blocks_of(j.T, j.n), KD_CALIB_THREADS, 0, t->stream, j);
+    else
+        KD_LAUNCH(kd_calib_inner<false>, blocks_of(j.T, j.n), KD_CALIB_THREADS, 0, t->stream, j);
 }
 
 int started(struct kd_err *err)
@@ -233,10 +250,7 @@ struct product {
                 c, up_to(T, KD_CALIB_BLOCK), n, T, c0, w->rows, y, w->rows, m.svh + c0};
             expand(t, w, m, c0, n, b);
             multiply(t, m, a, T, b, n, c);
-            if (w->type == KD_GPU_MAT_EXL3)
-                KD_LAUNCH(kd_calib_turned, blocks_of(T, n), KD_CALIB_THREADS, 0, t->stream, j);
-            else
-                KD_LAUNCH(kd_calib_sums, blocks_of(T, n), KD_CALIB_THREADS, 0, t->stream, j);
+            fold(t, w, j);
         }
     }
 };
@@ -270,10 +284,100 @@ extern "C" int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_so
                                      err);
         if (rc)
             break;
-        turn(&t, w, p.m, p.x, false, n, p.a);
+        turn(&t, w, p.m, p.x, false, w->cols, n, p.a);
         p.all_columns(&t, w, n);
         rc = started(err) || kd_gpu_tensor_fetch_rows(&t, y + first * ldy, 4 * ldy, p.y,
                                                       4 * w->rows, 4 * w->rows, n, err);
+    }
+    if (!rc)
+        rc = kd_gpu_tensor_settle(&t, err);
+    kd_encode_space_close(&t);
+    *done = !rc;
+    return rc ? -1 : 0;
+}
+
+/* ---- an expert ---- */
+
+namespace
+{
+
+struct expert_space {
+    stored w[3];
+    int64_t rows, inner;
+    float *x, *y, *a, *b, *c1, *c3, *mid;
+    int32_t *bad;
+
+    int64_t take(const struct kd_gpu_source src[3], int64_t T, unsigned char *base)
+    {
+        parts p = {base};
+        for (int i = 0; i < 3; i++)
+            w[i].take(&p, &src[i]);
+        rows = kd_least64(up_to(T, KD_CALIB_BLOCK), ROWS);
+        inner = w[0].s.n;
+        const int64_t out = w[2].s.half * w[2].s.n, in = w[0].s.half * inner;
+        p.take(&x, 4 * rows * src[0].cols);
+        p.take(&y, 4 * rows * src[2].rows);
+        p.take(&a, 4 * rows * kd_most64(w[0].s.inputs, w[2].s.inputs));
+        p.take(&b, 4 * kd_most64(w[0].s.inputs * inner, w[2].s.inputs * w[2].s.n));
+        p.take(&c1, 4 * rows * kd_most64(in, out));
+        p.take(&c3, 4 * rows * w[1].s.half * inner);
+        p.take(&mid, 4 * rows * inner);
+        p.take(&bad, 4);
+        return p.at;
+    }
+};
+
+/* y = w2 situ(w1 x, w3 x) on the device. */
+void one_expert(const struct kd_gpu_tensor *t, const struct kd_gpu_source w[3], expert_space *s,
+                float beta, float linear, int64_t T)
+{
+    const int64_t n = s->inner, tc = up_to(T, KD_CALIB_BLOCK), out = s->w[2].s.n;
+    float *const c[2] = {s->c1, s->c3};
+    const kd_calib_inner_job in = {s->c1,       s->c3,       tc,   n,      T,      w[0].rows,
+                                   s->w[0].svh, s->w[1].svh, beta, linear, s->mid, s->bad};
+    const kd_calib_sums_job sums = {s->c1, tc, out, T, 0, w[2].rows, s->y, w[2].rows, s->w[2].svh};
+    for (int i = 0; i < 2; i++) {
+        turn(t, &w[i], s->w[i], s->x, false, w[i].cols, T, s->a);
+        expand(t, &w[i], s->w[i], 0, n, s->b);
+        multiply(t, s->w[i], s->a, T, s->b, n, c[i]);
+    }
+    inner_of(t, &w[0], in);
+    turn(t, &w[2], s->w[2], s->mid, false, n, T, s->a);
+    expand(t, &w[2], s->w[2], 0, out, s->b);
+    multiply(t, s->w[2], s->a, T, s->b, out, s->c1);
+    fold(t, &w[2], sums);
+}
+
+} // namespace
+
+extern "C" int kd_gpu_calib_expert(struct kd_gpu_encoder *e, const struct kd_gpu_source w[3],
+                                   const float *x, int64_t T, float beta, float linear, float *y,
+                                   bool *done, struct kd_err *err)
+{
+    const int64_t cols = w[0].cols, rows = w[2].rows;
+    struct kd_gpu_tensor t;
+    expert_space s;
+
+    *done = false;
+    if (T < 1 || w[0].type == KD_GPU_MAT_NONE || w[0].type != w[1].type ||
+        w[2].type == KD_GPU_MAT_NONE || w[0].rows != w[1].rows || w[0].cols != w[1].cols ||
+        w[2].cols != w[0].rows)
+        return 0;
+    int rc = open_space(&t, e, s.take(w, T, nullptr), err);
+    if (rc)
+        return rc < 0 ? -1 : 0;
+    s.take(w, T, t.memory);
+    for (int i = 0; !rc && i < 3; i++)
+        rc = s.w[i].put(&t, &w[i], err);
+    for (int64_t first = 0; !rc && first < T; first += s.rows) {
+        const int64_t n = kd_least64(s.rows, T - first);
+        rc = kd_gpu_tensor_copy(&t, s.x, x + first * cols, 4 * n * cols, cudaMemcpyHostToDevice,
+                                err);
+        if (rc)
+            break;
+        one_expert(&t, w, &s, beta, linear, n);
+        rc = started(err) || kd_gpu_tensor_copy(&t, y + first * rows, s.y, 4 * n * rows,
+                                                cudaMemcpyDeviceToHost, err);
     }
     if (!rc)
         rc = kd_gpu_tensor_settle(&t, err);
@@ -511,11 +615,11 @@ int add_inner(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, inner
                                    n,         T,         j->w1->rows,
                                    s->w1.svh, s->w3.svh, j->beta,
                                    j->linear, s->inner,  s->bad};
-    turn(t, j->w1, s->w1, z, true, T, s->a);
+    turn(t, j->w1, s->w1, z, true, j->w1->cols, T, s->a);
     multiply(t, s->w1, s->a, T, s->b1, n, s->c1);
-    turn(t, j->w3, s->w3, z, true, T, s->a);
+    turn(t, j->w3, s->w3, z, true, j->w1->cols, T, s->a);
     multiply(t, s->w3, s->a, T, s->b3, n, s->c3);
-    KD_LAUNCH(kd_calib_inner, blocks_of(T, n), KD_CALIB_THREADS, 0, t->stream, in);
+    inner_of(t, j->w1, in);
     if (add_rows(t->stream, s->inner, T, n, s->h, err))
         return -1;
     if (to == from)

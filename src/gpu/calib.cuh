@@ -2,7 +2,7 @@
  * inner rows of an expert. An output of the CPU is a few fma chains, each over some of the inputs,
  * that are folded at the end (docs/numerics.md: DOT16, mm_exl3). So inputs are laid out chain after
  * chain, `deep` of each; a block runs two chains of 128 x 128 outputs after each other and adds
- * them, which is the fold's first step, and kd_calib_sums or kd_calib_turned does the others. */
+ * them, which is the fold's first step, and kd_calib_sums does the others. */
 #ifndef KD_GPU_CALIB_CUH
 #define KD_GPU_CALIB_CUH
 
@@ -252,30 +252,6 @@ template <int HALF> KD_DEV float4 kd_calib_fold(const float *at, int64_t plane)
     return v[0];
 }
 
-/* y[t][c0 + c] for the n columns of c, those under `cols`; a thread has four. */
-struct kd_calib_sums_job {
-    const float *c;
-    int64_t rows, n, T, c0, cols;
-    float *y;
-    int64_t ldy;
-    const uint16_t *svh; /* EXL3: of column c0 */
-};
-
-KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_sums(KD_ARGS kd_calib_sums_job j)
-{
-    const int64_t at = ((int64_t)kd_block() * KD_CALIB_THREADS + kd_thread()) * 4;
-
-    if (at >= j.T * j.n)
-        return;
-    const float4 s = kd_calib_fold<KD_CALIB_DOT_CHAINS / 2>(j.c + at, j.rows * j.n);
-    const float v[4] = {s.x, s.y, s.z, s.w};
-    const int64_t col = j.c0 + at % j.n;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (col + i < j.cols)
-            j.y[at / j.n * j.ldy + col + i] = v[i];
-}
-
 /* A row's block of 128 outputs, four a lane, back from the basis of the codes. */
 KD_DEV void kd_calib_back(const float *c, int64_t rows, int64_t n, int64_t at, const uint16_t *svh,
                           float v[4])
@@ -292,15 +268,40 @@ KD_DEV void kd_calib_back(const float *c, int64_t rows, int64_t n, int64_t at, c
         v[i] *= kd_f16_f32(svh[at % n + i]);
 }
 
-/* The same for EXL3: a warp has 128 columns of a row. */
-KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_turned(KD_ARGS kd_calib_sums_job j)
+/* Four outputs, of either kind. */
+template <bool EXL3>
+KD_DEV void kd_calib_out(const float *c, int64_t rows, int64_t n, int64_t at, const uint16_t *svh,
+                         float v[4])
+{
+    if (EXL3) {
+        kd_calib_back(c, rows, n, at, svh, v);
+        return;
+    }
+    const float4 s = kd_calib_fold<KD_CALIB_DOT_CHAINS / 2>(c + at, rows * n);
+    v[0] = s.x;
+    v[1] = s.y;
+    v[2] = s.z;
+    v[3] = s.w;
+}
+
+/* y[t][c0 + c] for the n columns of c, those under `cols`; a thread has four. */
+struct kd_calib_sums_job {
+    const float *c;
+    int64_t rows, n, T, c0, cols;
+    float *y;
+    int64_t ldy;
+    const uint16_t *svh; /* EXL3: of column c0 */
+};
+
+template <bool EXL3>
+KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_sums(KD_ARGS kd_calib_sums_job j)
 {
     const int64_t at = ((int64_t)kd_block() * KD_CALIB_THREADS + kd_thread()) * 4;
     float v[4];
 
-    if (at - kd_thread() % 32 * 4 >= j.T * j.n)
+    if (at - kd_thread() % 32 * 4 >= j.T * j.n) /* whole warps: n is a multiple of 128 */
         return;
-    kd_calib_back(j.c, j.rows, j.n, at, j.svh, v);
+    kd_calib_out<EXL3>(j.c, j.rows, j.n, at, j.svh, v);
     const int64_t col = j.c0 + at % j.n;
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -311,7 +312,7 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_turned(KD_ARGS kd_calib_s
 /* ---- an expert's inner rows ---- */
 
 struct kd_calib_inner_job {
-    const float *gate, *up; /* [4][rows][n], as kd_calib_chains leaves them */
+    const float *gate, *up; /* [half][rows][n], as kd_calib_chains leaves them */
     int64_t rows, n, T, cols;
     const uint16_t *gate_svh, *up_svh;
     float beta, linear;
@@ -319,6 +320,7 @@ struct kd_calib_inner_job {
     int32_t *bad; /* not 0: some value is not finite */
 };
 
+template <bool EXL3>
 KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 2) kd_calib_inner(KD_ARGS kd_calib_inner_job j)
 {
     const int64_t at = ((int64_t)kd_block() * KD_CALIB_THREADS + kd_thread()) * 4, col = at % j.n;
@@ -327,8 +329,8 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 2) kd_calib_inner(KD_ARGS kd_calib_in
 
     if (at - kd_thread() % 32 * 4 >= j.T * j.n)
         return;
-    kd_calib_back(j.gate, j.rows, j.n, at, j.gate_svh, g);
-    kd_calib_back(j.up, j.rows, j.n, at, j.up_svh, u);
+    kd_calib_out<EXL3>(j.gate, j.rows, j.n, at, j.gate_svh, g);
+    kd_calib_out<EXL3>(j.up, j.rows, j.n, at, j.up_svh, u);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         g[i] = col + i < j.cols ? kd_situ1(g[i], u[i], j.beta, j.linear) : 0.0f;

@@ -21,6 +21,12 @@ int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, co
 /* Device bytes that it takes while it works (w's pointers are not read). */
 int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T);
 
+/* An expert: y[T][w2 rows] = w2 situ(w1 x, w3 x) for x[T][w1 cols], w = w1, w3, w2 of any types
+ * that kd_gpu_calib_mul takes. */
+int kd_gpu_calib_expert(struct kd_gpu_encoder *e, const struct kd_gpu_source w[3], const float *x,
+                        int64_t T, float beta, float linear, float *y, bool *done,
+                        struct kd_err *err) KD_MUST;
+
 /* A sum of x^T x that grows on one device, k a multiple of 128. *out NULL without an error: no
  * room. */
 struct kd_gpu_sums;

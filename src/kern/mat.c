@@ -7,6 +7,7 @@
 #include "kern/mat_source.h"
 #include "num/mxfp4_block.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 /* Cuts are a function of the shape alone. A piece is about 2^18 multiply-adds (some 10 us), its
@@ -153,11 +154,63 @@ static int64_t lay_out(struct many *m, int64_t jobs, struct kd_err *err)
     return jobs;
 }
 
+/* Products on the devices of a run. */
+struct there {
+    const struct kd_run *run;
+    const struct kd_mat_job *jobs;
+    bool *done;
+    atomic_int failed;
+    struct kd_err err; /* of the one that set `failed` */
+};
+
+static void there_item(void *ctx, int64_t i, int worker)
+{
+    struct there *d = ctx;
+    const struct kd_mat_job *j = &d->jobs[i];
+    const struct kd_gpu_source w = kd_mat_source(j->w);
+    struct kd_err err = {0};
+    (void)worker;
+    d->done[i] = false;
+    if (j->T >= DEVICE_TOKENS &&
+        kd_gpu_calib_mul(d->run->encoder, &w, j->x, j->ldx, j->T, j->y, j->ldy, &d->done[i],
+                         &err) &&
+        !atomic_exchange(&d->failed, 1))
+        d->err = err;
+}
+
+/* As many at a time as there are threads to wait for them; what has few tokens, or finds no room,
+ * is done here. */
+static int there(const struct kd_run *run, const struct kd_mat_job *jobs, int64_t count,
+                 struct kd_err *err)
+{
+    enum { FEW = 64 };
+    bool few[FEW];
+    struct there d = {.run = run, .jobs = jobs, .done = few};
+    struct kd_run here = *run;
+    int rc = 0;
+    if (count > FEW && kd_mem_new(&d.done, count, sizeof *d.done, "list of products", err))
+        return -1;
+    here.encoder = NULL;
+    kd_pool_run(run->pool, count, there_item, &d);
+    if (atomic_load(&d.failed))
+        rc = kd_fail(err, d.err.code, "%s", d.err.msg);
+    for (int64_t i = 0, n; !rc && i < count; i += n ? n : 1) {
+        for (n = 0; i + n < count && !d.done[i + n]; n++)
+            ;
+        rc = n ? kd_mat_mul_many(&here, jobs + i, n, err) : 0;
+    }
+    if (d.done != few)
+        kd_mem_free(d.done);
+    return rc;
+}
+
 int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int64_t count,
                     struct kd_err *err)
 {
     enum { FEW = 64 };
     int64_t few[3 * (FEW + 1)], *table = few;
+    if (run->encoder)
+        return there(run, jobs, count, err);
     if (count > FEW && kd_mem_new(&table, 3 * (count + 1), sizeof *table, "list of products", err))
         return -1;
     int rc = 0;
@@ -190,14 +243,6 @@ int kd_mat_mul_many(const struct kd_run *run, const struct kd_mat_job *jobs, int
 int kd_mat_mul(const struct kd_run *run, const struct kd_mat *w, const float *x, int64_t ldx,
                int64_t T, float *y, int64_t ldy, struct kd_err *err)
 {
-    if (run->encoder && T >= DEVICE_TOKENS) {
-        const struct kd_gpu_source s = kd_mat_source(w);
-        bool done;
-        if (kd_gpu_calib_mul(run->encoder, &s, x, ldx, T, y, ldy, &done, err))
-            return -1;
-        if (done)
-            return 0;
-    }
     struct kd_mat_job job = {w, x, ldx, T, y, ldy};
     return kd_mat_mul_many(run, &job, 1, err);
 }

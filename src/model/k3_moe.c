@@ -1,14 +1,18 @@
 /* Router, routed experts in their latent space, and the gated MLPs (k3-model 3.3 and 3.6). */
 #include "base/assert.h"
 #include "base/mem.h"
+#include "gpu/calib.h"
+#include "kern/mat_source.h"
 #include "model/k3_int.h"
 
 #include <math.h>
 #include <string.h>
 
 enum {
-    WAVE_ROWS = 1024, /* (token, expert) pairs worked on at a time */
-    ELEM_CUT = 4096   /* values of an elementwise piece */
+    WAVE_ROWS =
+        1024, /* (token, expert) pairs worked on at a time; with a device T if that is more */
+    THERE_ROWS = 64, /* under so many an expert is not worth its way to a device */
+    ELEM_CUT = 4096  /* values of an elementwise piece */
 };
 
 struct situ_job {
@@ -231,9 +235,13 @@ struct wave {
     int64_t layer, e0, e1, p0, p1;
     struct kd_expert *ex;    /* of the experts with pairs, in order */
     struct kd_mat_job *jobs; /* two for each of them */
+    int64_t *first;          /* [count + 1] their first pairs */
     int64_t count, inter;
     float *x, *y; /* [pairs][latent]: gathered inputs, outputs */
     float *a, *b; /* [pairs][inter] */
+    bool *there;  /* [count] made by a device */
+    atomic_int failed;
+    struct kd_err err; /* of the one that set `failed` */
     const float *z, *w;
     const int32_t *ids;
     float *u;
@@ -266,6 +274,7 @@ static int wave_experts(struct wave *v, struct kd_store *store, struct kd_err *e
         if (v->g->start[e] == v->g->start[e + 1])
             continue;
         struct kd_expert *x = &v->ex[v->count];
+        v->first[v->count] = v->g->start[e];
         if (store->get(store, v->layer, e, x, err))
             return -1;
         v->count++;
@@ -279,6 +288,7 @@ static int wave_experts(struct wave *v, struct kd_store *store, struct kd_err *e
             return kd_fail(err, KD_EINVAL, "experts of unlike widths in layer %lld",
                            (long long)v->layer);
     }
+    v->first[v->count] = v->p1;
     return 0;
 }
 
@@ -292,32 +302,74 @@ static void wave_done(struct wave *v, struct kd_store *store)
         }
 }
 
+/* The pairs of the wave's i-th expert that has any: how many, and where they begin. */
+static int64_t pairs_of(const struct wave *v, int64_t i, int64_t *at)
+{
+    *at = v->first[i] - v->p0;
+    return v->first[i + 1] - v->first[i];
+}
+
+static void there_item(void *ctx, int64_t i, int worker)
+{
+    struct wave *v = ctx;
+    const struct kd_expert *x = &v->ex[i];
+    int64_t lat = v->c->latent, at, n = pairs_of(v, i, &at);
+    (void)worker;
+    v->there[i] = false;
+    if (n < THERE_ROWS)
+        return;
+    const struct kd_gpu_source w[3] = {kd_mat_source(&x->w1), kd_mat_source(&x->w3),
+                                       kd_mat_source(&x->w2)};
+    struct kd_err err = {0};
+    if (kd_gpu_calib_expert(v->r->encoder, w, v->x + at * lat, n, v->c->situ_beta,
+                            v->c->situ_linear, v->y + at * lat, &v->there[i], &err) &&
+        !atomic_exchange(&v->failed, 1))
+        v->err = err;
+}
+
+/* Experts with many rows on the run's devices, some at a time. */
+static int wave_there(struct wave *v, struct kd_err *err)
+{
+    memset(v->there, 0, (size_t)v->count);
+    if (!v->r->encoder)
+        return 0;
+    kd_pool_run(v->r->pool, v->count, there_item, v);
+    return atomic_load(&v->failed) ? kd_fail(err, v->err.code, "%s", v->err.msg) : 0;
+}
+
 static int wave_products(struct wave *v, struct kd_err *err)
 {
-    int64_t lat = v->c->latent, in = v->inter, i = 0;
+    int64_t lat = v->c->latent, in = v->inter, jobs = 0, at, n;
     kd_pool_run(v->r->pool, v->p1 - v->p0, gather_item, v);
-    for (int64_t e = v->e0; e < v->e1; e++) {
-        int64_t n = v->g->start[e + 1] - v->g->start[e], at = v->g->start[e] - v->p0;
-        if (!n)
-            continue;
-        v->jobs[2 * i] =
-            (struct kd_mat_job){&v->ex[i].w1, v->x + at * lat, lat, n, v->a + at * in, in};
-        v->jobs[2 * i + 1] =
-            (struct kd_mat_job){&v->ex[i].w3, v->x + at * lat, lat, n, v->b + at * in, in};
-        i++;
-    }
-    if (kd_mat_mul_many(v->r, v->jobs, 2 * v->count, err))
+    if (wave_there(v, err))
         return -1;
-    situ(v->r, v->c, v->a, v->b, v->a, (v->p1 - v->p0) * in);
-    i = 0;
-    for (int64_t e = v->e0; e < v->e1; e++) {
-        int64_t n = v->g->start[e + 1] - v->g->start[e], at = v->g->start[e] - v->p0;
-        if (!n)
+    for (int64_t i = 0; i < v->count; i++) {
+        n = pairs_of(v, i, &at);
+        if (v->there[i])
             continue;
-        v->jobs[i] = (struct kd_mat_job){&v->ex[i].w2, v->a + at * in, in, n, v->y + at * lat, lat};
-        i++;
+        v->jobs[jobs++] =
+            (struct kd_mat_job){&v->ex[i].w1, v->x + at * lat, lat, n, v->a + at * in, in};
+        v->jobs[jobs++] =
+            (struct kd_mat_job){&v->ex[i].w3, v->x + at * lat, lat, n, v->b + at * in, in};
     }
-    return kd_mat_mul_many(v->r, v->jobs, v->count, err);
+    if (kd_mat_mul_many(v->r, v->jobs, jobs, err))
+        return -1;
+    /* Neighbours together: with none elsewhere that is all of them. */
+    for (int64_t i = 0, k; i < v->count; i = k + (k == i)) {
+        for (k = i; k < v->count && !v->there[k]; k++)
+            ;
+        n = v->first[k] - v->first[i];
+        at = v->first[i] - v->p0;
+        situ(v->r, v->c, v->a + at * in, v->b + at * in, v->a + at * in, n * in);
+    }
+    jobs = 0;
+    for (int64_t i = 0; i < v->count; i++) {
+        n = pairs_of(v, i, &at);
+        if (!v->there[i])
+            v->jobs[jobs++] =
+                (struct kd_mat_job){&v->ex[i].w2, v->a + at * in, in, n, v->y + at * lat, lat};
+    }
+    return kd_mat_mul_many(v->r, v->jobs, jobs, err);
 }
 
 static int wave_run(struct wave *v, struct kd_store *store, int64_t T, struct kd_err *err)
@@ -349,17 +401,21 @@ int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t lay
     struct wave v = {.r = r, .c = c, .g = &g, .layer = layer, .z = z, .w = w, .ids = ids, .u = u};
     int rc = group(&g, c, ids, T, err);
     memset(u, 0, (size_t)(T * c->latent) * sizeof *u);
-    int64_t most = c->experts < WAVE_ROWS ? c->experts : WAVE_ROWS;
+    int64_t rows = r->encoder && T > WAVE_ROWS ? T : WAVE_ROWS;
+    int64_t most = c->experts < rows ? c->experts : rows;
     if (!rc)
         rc = kd_mem_new(&v.ex, most, sizeof *v.ex, "expert table", err);
     if (!rc)
         rc = kd_mem_new(&v.jobs, 2 * most, sizeof *v.jobs, "expert jobs", err);
+    if (!rc)
+        rc = kd_mem_new(&v.first, most + 1, sizeof *v.first, "expert pairs", err) ||
+             kd_mem_new(&v.there, most, sizeof *v.there, "expert pairs", err);
     /* Waves of consecutive experts, so that every token's sum runs in ascending expert id. */
     for (int64_t e = 0; !rc && e < c->experts; e = v.e1) {
         v.e0 = v.e1 = e;
         do {
             v.e1++;
-        } while (v.e1 < c->experts && g.start[v.e1 + 1] - g.start[e] <= WAVE_ROWS);
+        } while (v.e1 < c->experts && g.start[v.e1 + 1] - g.start[e] <= rows);
         v.p0 = g.start[v.e0];
         v.p1 = g.start[v.e1];
         if (v.p1 > v.p0)
@@ -367,6 +423,8 @@ int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t lay
     }
     kd_mem_free(v.ex);
     kd_mem_free(v.jobs);
+    kd_mem_free(v.first);
+    kd_mem_free(v.there);
     groups_release(&g);
     return rc ? kd_wrap(err, "experts of layer %lld", (long long)layer) : 0;
 }

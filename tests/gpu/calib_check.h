@@ -109,6 +109,39 @@ static inline int calib_product(const struct kd_run *cpu, struct kd_gpu_encoder 
     return !same;
 }
 
+/* An expert's outputs for T rows. */
+static inline int calib_whole_expert(const struct kd_run *cpu, struct kd_gpu_encoder *e,
+                                     enum kd_mat_type in, enum kd_mat_type out, int64_t latent,
+                                     int64_t inter, int64_t T)
+{
+    const std::vector<float> x = calib_rows(T * latent, 23);
+    std::vector<float> g((size_t)(T * inter)), u(g), want((size_t)(T * latent)), got(want);
+    struct calib_matrix m[3];
+    struct kd_gpu_source w[3];
+    struct kd_err err;
+    bool done = false;
+
+    for (int i = 0; i < 3; i++) {
+        calib_make(&m[i], i < 2 ? in : out, i < 2 ? inter : latent, i < 2 ? latent : inter, 37,
+                   KD_CB_MUL1, (uint64_t)(60 + i));
+        w[i] = kd_mat_source(&m[i].mat);
+    }
+    int rc = kd_mat_mul(cpu, &m[0].mat, x.data(), latent, T, g.data(), inter, &err) ||
+             kd_mat_mul(cpu, &m[1].mat, x.data(), latent, T, u.data(), inter, &err);
+    cpu->kern->situ(g.data(), u.data(), 4.0f, 25.0f, g.data(), T * inter);
+    rc = rc || kd_mat_mul(cpu, &m[2].mat, g.data(), inter, T, want.data(), latent, &err) ||
+         kd_gpu_calib_expert(e, w, x.data(), T, 4.0f, 25.0f, got.data(), &done, &err);
+    if (rc) {
+        check_complain(&err);
+        return 1;
+    }
+    const bool same = done && !memcmp(want.data(), got.data(), want.size() * sizeof want[0]);
+    if (!same)
+        printf("an expert of types %d and %d, %lld x %lld, %lld rows: %s\n", (int)in, (int)out,
+               (long long)inter, (long long)latent, (long long)T, done ? "other bits" : "not done");
+    return !same;
+}
+
 /* A Hessian of rows of which some are not finite, in two calls. */
 static inline int calib_hessian(const struct kd_run *cpu, const struct kd_run *run, int64_t k,
                                 int64_t T)

@@ -33,12 +33,15 @@ static int hold_bits(const struct kd_run *cpu, const struct kd_run *run)
 
     for (const struct calib_case &c : all)
         bad += calib_product(cpu, run->encoder, c);
+    bad += calib_whole_expert(cpu, run->encoder, KD_MAT_MXFP4, KD_MAT_MXFP4, 3584, 3072, 146);
+    bad += calib_whole_expert(cpu, run->encoder, KD_MAT_EXL3, KD_MAT_EXL3, 768, 640, 1100);
+    bad += calib_whole_expert(cpu, run->encoder, KD_MAT_EXL3, KD_MAT_BF16, 100, 130, 5);
     bad += calib_hessian(cpu, run, 200, 90);
     bad += calib_hessian(cpu, run, 1500, 2500);
     bad += calib_expert_check(cpu, run, 512, 640, 2100, true, true);
     bad += calib_expert_check(cpu, run, 256, 384, 1500, true, false);
     bad += calib_expert_check(cpu, run, 384, 200, 700, false, false);
-    printf("%d products, 2 Hessians, 3 experts: %d with other bits\n",
+    printf("%d products, 3 experts, 2 Hessians, 3 experts encoded: %d with other bits\n",
            (int)(sizeof all / sizeof *all), bad);
     return bad;
 }

@@ -101,6 +101,8 @@ int main(void)
     struct kd_gpu_encoder *e = encoder(0);
     const struct kd_run run = {&kern, NULL, e};
     int bad = hold_products(&cpu, e);
+    bad += calib_whole_expert(&cpu, e, KD_MAT_MXFP4, KD_MAT_EXL3, 160, 96, 140);
+    bad += calib_whole_expert(&cpu, e, KD_MAT_EXL3, KD_MAT_BF16, 100, 130, 5);
     bad += calib_hessian(&cpu, &run, 200, 90);
     bad += calib_expert_check(&cpu, &run, 128, 256, 150, true, true);
     bad += calib_expert_check(&cpu, &run, 128, 128, 140, false, false);
