@@ -62,10 +62,70 @@ KD_INLINE void tn_pack(const int width, const float *m, int64_t ld, int64_t S, i
         memcpy(out + s * width, m + s * ld, (size_t)n * sizeof *m);
 }
 
+/* Up to TN_FEW rows and TN_FEW_COLS columns, straight from where a and b lie. */
+enum { TN_FEW = 4, TN_FEW_REGS = VF_W == 8 ? 2 : 4, TN_FEW_COLS = TN_FEW_REGS * VF_W };
+
+KD_INLINE void tn_few(const int rows, const float *a, int64_t lda, const float *b, int64_t ldb,
+                      int64_t S, float *c, int64_t ldc)
+{
+    vf acc[TN_FEW][TN_FEW_REGS];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_FEW_REGS; j++)
+            acc[i][j] = vf_load(c + i * ldc + j * VF_W);
+    for (int64_t s = 0; s < S; s++, a += lda, b += ldb) {
+        vf bv[TN_FEW_REGS];
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_FEW_REGS; j++)
+            bv[j] = vf_load(b + j * VF_W);
+#pragma GCC unroll 32
+        for (int i = 0; i < rows; i++) {
+            vf av = vf_set1(a[i]);
+#pragma GCC unroll 32
+            for (int j = 0; j < TN_FEW_REGS; j++)
+                acc[i][j] = vf_fma(av, bv[j], acc[i][j]);
+        }
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 32
+        for (int j = 0; j < TN_FEW_REGS; j++)
+            vf_store(c + i * ldc + j * VF_W, acc[i][j]);
+}
+
+/* A few rows are not worth packing b for. Returns how many columns are done. */
+static int64_t tn_few_rows(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t S,
+                           int64_t I, int64_t J, float *c, int64_t ldc)
+{
+    int64_t j = 0;
+    for (; j + TN_FEW_COLS <= J; j += TN_FEW_COLS)
+        switch (I) {
+        case 1:
+            tn_few(1, a, lda, b + j, ldb, S, c + j, ldc);
+            break;
+        case 2:
+            tn_few(2, a, lda, b + j, ldb, S, c + j, ldc);
+            break;
+        case 3:
+            tn_few(3, a, lda, b + j, ldb, S, c + j, ldc);
+            break;
+        default:
+            tn_few(TN_FEW, a, lda, b + j, ldb, S, c + j, ldc);
+        }
+    return j;
+}
+
 static void gemm_tn(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t S, int64_t I,
                     int64_t J, float *c, int64_t ldc)
 {
     float pa[TN_ROWS_PACKED * TN_DEPTH], pb[TN_DEPTH * TN_COLS];
+    if (I > 0 && I <= TN_FEW) {
+        int64_t done = tn_few_rows(a, lda, b, ldb, S, I, J, c, ldc);
+        b += done;
+        c += done;
+        J -= done;
+    }
     for (int64_t s0 = 0; s0 < S; s0 += TN_DEPTH) {
         int64_t sc = S - s0 < TN_DEPTH ? S - s0 : TN_DEPTH;
         for (int64_t i0 = 0; i0 < I; i0 += TN_ROWS_PACKED) {

@@ -64,12 +64,21 @@ void kd_k3_softplus(const struct kd_kern *k, const float *x, float *tmp, float *
         out[i] = kd_softplus1(x[i], tmp[i]);
 }
 
+/* Four taps, K3's: no pointer may change what another reads, so this becomes vector code. */
+static void conv4(const float *restrict w, const float *restrict x0, const float *restrict x1,
+                  const float *restrict x2, const float *restrict x3, int64_t n,
+                  float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] =
+            w[4 * i] * x0[i] + w[4 * i + 1] * x1[i] + w[4 * i + 2] * x2[i] + w[4 * i + 3] * x3[i];
+}
+
 void kd_k3_conv(const struct kd_kern *k, const float *w, int64_t taps, const float *const *x,
                 int64_t n, float *out)
 {
-    if (taps == 4) { /* K3's; the loops below go over w once for each tap */
-        for (int64_t i = 0; i < n; i++, w += 4)
-            out[i] = w[0] * x[0][i] + w[1] * x[1][i] + w[2] * x[2][i] + w[3] * x[3][i];
+    if (taps == 4) {
+        conv4(w, x[0], x[1], x[2], x[3], n, out);
     } else {
         for (int64_t i = 0; i < n; i++)
             out[i] = w[i * taps] * x[0][i];

@@ -39,22 +39,46 @@ static bool before(const struct cand *a, const struct cand *b)
     return a->p != b->p ? a->p > b->p : a->id < b->id;
 }
 
-/* Merges runs that double; `room` for as many. No two are equal. */
+/* The upper half of a weight's bits; positive doubles lie as their bits do. */
+static uint32_t upper(const struct cand *c)
+{
+    uint64_t bits;
+    memcpy(&bits, &c->p, sizeof bits);
+    return (uint32_t)(bits >> 32);
+}
+
+/* By digits of the upper half, largest first, and the few that it does not tell apart by insertion.
+ * `room` for as many. */
 static void sort(struct cand *c, int64_t n, struct cand *room)
 {
+    enum { DIGIT = 11, DIGITS = 1 << DIGIT };
+    int32_t place[DIGITS];
     struct cand *from = c, *to = room;
-    for (int64_t run = 1; run < n; run *= 2) {
-        for (int64_t lo = 0; lo < n; lo += 2 * run) {
-            int64_t mid = lo + run < n ? lo + run : n, hi = lo + 2 * run < n ? lo + 2 * run : n;
-            for (int64_t a = lo, b = mid, i = lo; i < hi; i++)
-                to[i] = b == hi || (a < mid && before(&from[a], &from[b])) ? from[a++] : from[b++];
+    for (unsigned shift = 0; shift < 32 && n > 32; shift += DIGIT) {
+        memset(place, 0, sizeof place);
+        for (int64_t i = 0; i < n; i++)
+            place[upper(&from[i]) >> shift & (DIGITS - 1)]++;
+        int32_t sum = 0;
+        for (int d = DIGITS - 1; d >= 0; d--) {
+            int32_t count = place[d];
+            place[d] = sum;
+            sum += count;
         }
+        for (int64_t i = 0; i < n; i++)
+            to[place[upper(&from[i]) >> shift & (DIGITS - 1)]++] = from[i];
         struct cand *t = from;
         from = to;
         to = t;
     }
     if (from != c)
         memcpy(c, from, (size_t)n * sizeof *c);
+    for (int64_t i = 1; i < n; i++) {
+        struct cand t = c[i];
+        int64_t at = i;
+        for (; at > 0 && before(&t, &c[at - 1]); at--)
+            c[at] = c[at - 1];
+        c[at] = t;
+    }
 }
 
 static int64_t largest(const float *logits, int64_t vocab)

@@ -273,9 +273,10 @@ static void test_dot_and_axpy(void **state)
 static void test_gemm_tn(void **state)
 {
     (void)state;
-    static const int64_t shapes[][3] = {{1, 1, 1},  {0, 3, 3},    {3, 7, 5},     {16, 16, 130},
-                                        {5, 8, 48}, {129, 9, 49}, {130, 97, 51}, {257, 5, 24},
-                                        {2, 4, 23}, {17, 100, 12}};
+    static const int64_t shapes[][3] = {{1, 1, 1},     {0, 3, 3},     {3, 7, 5},     {16, 16, 130},
+                                        {5, 8, 48},    {129, 9, 49},  {130, 97, 51}, {257, 5, 24},
+                                        {2, 4, 23},    {17, 100, 12}, {33, 1, 70},   {64, 2, 128},
+                                        {130, 3, 131}, {64, 4, 138}};
     enum { LD = 140, S_MAX = 257 };
     float *a = floats(1, S_MAX * LD), *b = floats(2, S_MAX * LD);
     spice(a, S_MAX * LD, 3);

@@ -73,6 +73,28 @@ static void same_again(void **state)
     assert_true(differ > 200);
 }
 
+/* Many tokens, most of them with a twin: the likeliest stay, of equals those with the lower id. */
+static void many(void **state)
+{
+    enum { MANY = 3000, KEPT = 501 };
+    static float l[MANY];
+    int seen[2] = {0};
+    (void)state;
+    for (int i = 0; i < MANY; i++)
+        l[i] = (float)(i * 7 % (MANY / 2)) * 1e-3f; /* each value twice, MANY / 2 ids apart */
+    struct kd_sampling s = {.temperature = 1, .top_p = 1, .top_k = KEPT};
+    for (int64_t p = 0; p < 20000; p++) {
+        int32_t id;
+        struct kd_err err;
+        assert_int_equal(kd_sample(&s, l, MANY, p, &id, &err), 0);
+        int rank = MANY / 2 - 1 - id * 7 % (MANY / 2); /* of its value */
+        assert_true(rank < KEPT / 2 || (rank == KEPT / 2 && id < MANY / 2));
+        seen[0] += rank == KEPT / 2;
+        seen[1] += rank < KEPT / 2 && id >= MANY / 2;
+    }
+    assert_true(seen[0] > 5 && seen[1] > 5000);
+}
+
 /* Which tokens can come at all. */
 static void limits(void **state)
 {
@@ -115,6 +137,7 @@ static void limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(greedy_ties), cmocka_unit_test(frequencies),
-                                       cmocka_unit_test(same_again), cmocka_unit_test(limits)};
+                                       cmocka_unit_test(same_again), cmocka_unit_test(many),
+                                       cmocka_unit_test(limits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
