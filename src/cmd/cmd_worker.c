@@ -25,7 +25,9 @@ static const struct kd_opt opts[] = {
     {"name", 0, KD_OPT_STR, &o.name, "NAME", "of this host in reports (its host name)"},
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "experts side by side, each takes memory (1; with --device cuda one a thread, at most 32)",
+     "experts side by side, each takes memory (one for 16 threads; with --device cuda one a "
+     "thread, "
+     "at most 32)",
      .min = 1, .max = KD_WORKER_LANES},
     {"source", 0, KD_OPT_STR, &o.source, "SRC",
      "own copy of the checkpoint: weights are read there when their digest is right"},
@@ -80,10 +82,14 @@ static void close_copy(struct copy *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-/* Experts side by side: a device is faster the more of them there are. */
+/* Experts side by side: a device is faster the more of them there are, and an expert of K3 keeps 16
+ * threads busy (kd_job_lanes has the rule for any width, which is not known here yet). */
 static int lanes_of(const struct kd_run *run)
 {
-    int n = o.lanes ? (int)o.lanes : run->encoder ? kd_pool_threads(run->pool) : 1;
+    enum { LANE_THREADS = 16 };
+    int threads = kd_pool_threads(run->pool), n = (int)o.lanes;
+    if (!n)
+        n = run->encoder ? threads : (threads + LANE_THREADS - 1) / LANE_THREADS;
     return n > KD_WORKER_LANES ? KD_WORKER_LANES : n;
 }
 
