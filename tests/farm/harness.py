@@ -99,14 +99,15 @@ def listing(folder):
 SETTINGS = ["--calib", ROOT / "tests/data/text/calib.txt", "--rows", 4, "--cols", 64, "--bpw", 2,
             "--head-bpw", "stored", "--quiet"]
 references = {}
-making = threading.Lock()
+making = threading.RLock()
 
 
 def model():
     src = WORK / "src"
-    if not src.exists():
-        (WORK / "config.json").write_text(json.dumps(small.config(EXPERTS)))
-        must("synth", src, "--config", WORK / "config.json", "--seed", 7)
+    with making:
+        if not src.exists():
+            (WORK / "config.json").write_text(json.dumps(small.config(EXPERTS)))
+            must("synth", src, "--config", WORK / "config.json", "--seed", 7)
     return src
 
 
