@@ -149,12 +149,15 @@ if(KD_CUDA)
     add_test(NAME gpu/${name} COMMAND gpu_${name})
     kd_test(gpu/${name} ${f} gpu 300 "")
   endforeach()
-  # A whole model against the CPU and its goldens.
-  add_executable(gpu_model_device EXCLUDE_FROM_ALL tests/gpu/model_device.c)
-  target_link_libraries(gpu_model_device PRIVATE kd_model kd_test_flags)
-  add_dependencies(kd_cuda_tests gpu_model_device)
-  add_test(NAME gpu/model_device COMMAND gpu_model_device)
-  kd_test(gpu/model_device tests/gpu/model_device.c gpu 300 "")
+  # A whole model against the CPU and its goldens; the server's engine over it.
+  foreach(name model serve)
+    add_executable(gpu_${name}_device EXCLUDE_FROM_ALL tests/gpu/${name}_device.c)
+    target_include_directories(gpu_${name}_device PRIVATE tests)
+    target_link_libraries(gpu_${name}_device PRIVATE kd_${name} kd_test_flags)
+    add_dependencies(kd_cuda_tests gpu_${name}_device)
+    add_test(NAME gpu/${name}_device COMMAND gpu_${name}_device)
+    kd_test(gpu/${name}_device tests/gpu/${name}_device.c gpu 300 "")
+  endforeach()
 endif()
 
 # Kernels without a device: their logic on the CPU (tests/gpu/emulate.h), where clang is, whose C++ knows
@@ -185,19 +188,25 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
     add_test(NAME gpu/${name} COMMAND ${program})
     kd_test(gpu/${name} ${f} cli 120 "")
   endforeach()
-  # A whole model over an emulated device: the program of gpu_model_device.
-  set(program ${CMAKE_BINARY_DIR}/gpu_emulated_model)
-  add_custom_command(OUTPUT ${program}.o
+  # A whole model over an emulated device, and an engine over that: the programs of the devices.
+  set(device ${CMAKE_BINARY_DIR}/gpu_device_emulated)
+  add_custom_command(OUTPUT ${device}.o
                      COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
-                             -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests -MD -MF ${program}.d
-                             -c ${CMAKE_SOURCE_DIR}/tests/gpu/device_emulated.cpp -o ${program}.o
-                     DEPENDS tests/gpu/device_emulated.cpp DEPFILE ${program}.d VERBATIM)
-  add_executable(gpu_emulated_model tests/gpu/model_device.c ${program}.o)
-  set_target_properties(gpu_emulated_model PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
-  target_compile_definitions(gpu_emulated_model PRIVATE KD_EMULATED)
-  target_link_libraries(gpu_emulated_model PRIVATE kd_model kd_test_flags stdc++)
-  add_test(NAME gpu/emulated_model COMMAND gpu_emulated_model)
-  kd_test(gpu/emulated_model tests/gpu/model_device.c cli 120 "")
+                             -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests -MD -MF ${device}.d
+                             -c ${CMAKE_SOURCE_DIR}/tests/gpu/device_emulated.cpp -o ${device}.o
+                     DEPENDS tests/gpu/device_emulated.cpp DEPFILE ${device}.d VERBATIM)
+  add_custom_target(gpu_device_emulated DEPENDS ${device}.o)
+  foreach(name model serve)
+    add_executable(gpu_emulated_${name} tests/gpu/${name}_device.c)
+    add_dependencies(gpu_emulated_${name} gpu_device_emulated)
+    set_target_properties(gpu_emulated_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
+                          LINK_DEPENDS ${device}.o)
+    target_include_directories(gpu_emulated_${name} PRIVATE tests)
+    target_compile_definitions(gpu_emulated_${name} PRIVATE KD_EMULATED)
+    target_link_libraries(gpu_emulated_${name} PRIVATE ${device}.o kd_${name} kd_test_flags stdc++)
+    add_test(NAME gpu/emulated_${name} COMMAND gpu_emulated_${name})
+    kd_test(gpu/emulated_${name} tests/gpu/${name}_device.c cli 120 "")
+  endforeach()
 endif()
 
 # The style of the tree: once, with the build that ships.

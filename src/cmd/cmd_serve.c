@@ -6,6 +6,8 @@
 #include "base/log.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
+#include "cmd/device.h"
+#include "cmd/model_device.h"
 #include "serve/api.h"
 
 #include <errno.h>
@@ -26,7 +28,7 @@ enum { KEYS_BYTES_MAX = 64 << 10, RECEIPT_BYTES_MAX = 64 << 20 };
 
 static struct {
     const char *host, *key, *key_file, *cache_dir, *trace, *log, *name, *allow_host, *allow_origin;
-    const char *effort;
+    const char *effort, *device;
     int64_t port, ctx, parallel, memory, cache, disk, queue, threads, experts, connections, body;
     int64_t store, draft, max_tokens, chunk, queue_key;
     double timeout, drain, mass, latent_eps, request, stall;
@@ -69,7 +71,9 @@ static const struct kd_opt opts[] = {
     {"queue-key", 0, KD_OPT_INT, &o.queue_key, "N", "of them, for one API key (--queue)", .min = 1,
      .max = 100000},
     {"memory", 'm', KD_OPT_SIZE, &o.memory, "SIZE",
-     "memory of running sequences (a quarter of the machine's)"},
+     "memory of running sequences (a quarter of the machine's; four fifths of what a device has "
+     "left)"},
+    KD_OPT_ROW_MODEL_DEVICE(&o.device),
     {"prefix-cache", 0, KD_OPT_SIZE, &o.cache, "SIZE",
      "memory that keeps the state of prompts; 0 switches it off (a quarter of --memory)"},
     {"cache-dir", 0, KD_OPT_STR, &o.cache_dir, "DIR", "keep states of prompts on disk too"},
@@ -498,6 +502,8 @@ static int prove(struct server *s, struct kd_err *err)
 static int open_engine(struct server *s, const char *dir, struct kd_err *err)
 {
     struct kd_k3_open model = {.eps_latent = (float)o.latent_eps};
+    if (kd_cmd_model_device(o.device, &model.device, err))
+        return -1;
     struct kd_engine_options e = {.threads = (int)o.threads,
                                   .max_running = o.parallel,
                                   .max_queued = o.queue,
@@ -516,8 +522,11 @@ static int open_engine(struct server *s, const char *dir, struct kd_err *err)
     double t0 = kd_clock_s();
     if (o.chunk % 64)
         return kd_fail(err, KD_EUSAGE, "--chunk is not a multiple of 64");
-    if (kd_engine_open(&s->engine, dir, &e, err))
+    if (kd_engine_open(&s->engine, dir, &e, err)) {
+        if (model.device)
+            kd_cmd_offer_cpu(err, "use --device cpu");
         return -1;
+    }
     double opened = kd_clock_s() - t0;
     if (prove(s, err) || open_trace(s, err) || kd_api_attach(&s->api, s->engine, err))
         return -1;

@@ -35,6 +35,7 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
     if (kd_mem_zero(&g, 1, sizeof *g, "a device", err))
         return -1;
     g->index = index;
+    pthread_mutex_init(&g->lock, NULL);
     if (kd_gpu_failed(cudaSetDevice(index), err, "choosing the device") ||
         kd_gpu_failed(cudaGetDeviceProperties(&p, index), err, "asking the device") ||
         kd_gpu_failed(cudaMemGetInfo(&free_bytes, &bytes), err, "asking for its memory") ||
@@ -67,7 +68,18 @@ extern "C" void kd_gpu_close(struct kd_gpu *g)
         cudaEventDestroy(g->end);
     if (g->stream)
         cudaStreamDestroy(g->stream);
+    pthread_mutex_destroy(&g->lock);
     kd_mem_free(g);
+}
+
+extern "C" void kd_gpu_lock(struct kd_gpu *g)
+{
+    pthread_mutex_lock(&g->lock);
+}
+
+extern "C" void kd_gpu_unlock(struct kd_gpu *g)
+{
+    pthread_mutex_unlock(&g->lock);
 }
 
 extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)

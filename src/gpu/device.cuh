@@ -8,10 +8,12 @@ extern "C" {
 }
 
 #include <cuda_runtime.h>
+#include <pthread.h>
 
 struct kd_gpu {
     int index;
     struct kd_gpu_facts facts;
+    pthread_mutex_t lock; /* kd_gpu_lock */
     cudaStream_t stream;
     cudaEvent_t begin, end;
     struct kd_gpu_search_scratch *search; /* NULL before the first */

@@ -5,7 +5,7 @@
  *     kd_gpu_search(g, &job, &figures, err);
  *     kd_gpu_close(g);
  *
- * One thread at a time for each struct kd_gpu. */
+ * One thread at a time for each struct kd_gpu; several take turns with kd_gpu_lock. */
 #ifndef KD_GPU_GPU_H
 #define KD_GPU_GPU_H
 
@@ -26,6 +26,9 @@ int kd_gpu_count(void);
 int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err) KD_MUST;
 void kd_gpu_close(struct kd_gpu *g);
 const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g);
+/* Not to be taken twice; no call here takes it. */
+void kd_gpu_lock(struct kd_gpu *g);
+void kd_gpu_unlock(struct kd_gpu *g);
 
 /* The trellis search of kern.h for tiles in host memory: the same states, bit for bit. */
 struct kd_gpu_tiles {

@@ -195,8 +195,9 @@ struct kd_k3_open {
     struct kd_comm *comm; /* NULL: one rank */
     struct kd_k3_part part;
     /* 0: the CPU; N + 1: the whole model, its sequences and all arithmetic on CUDA device N. Not
-     * there: drafts (kd_k3_feed); GGUF types but BF16 and F32; one thread at a time uses the model
-     * and all of its sequences. Sums run in other orders than the CPU's (docs/numerics.md). */
+     * there: drafts (kd_k3_feed); GGUF types but BF16 and F32. Sums run in other orders than the
+     * CPU's (docs/numerics.md), and passes of more than KD_K3_DEVICE_FEW rows in others than
+     * passes of fewer. */
     int device;
     bool checks; /* on a device: products as exact as they come, not as fast */
 };
@@ -212,6 +213,9 @@ struct kd_k3_made {
 int kd_k3_make(struct kd_k3_model **out, const struct kd_k3_cfg *cfg, const struct kd_k3_made *made,
                const struct kd_run *run, int device, struct kd_err *err) KD_MUST;
 void kd_k3_close(struct kd_k3_model *m);
+enum { KD_K3_DEVICE_FEW = 16 };
+/* Of a model on a device: bytes that are free there for sequences. */
+int kd_k3_room(const struct kd_k3_model *m, int64_t *bytes, struct kd_err *err) KD_MUST;
 /* What a step of decoding reads and writes. */
 struct kd_k3_traffic {
     int64_t trunk_bytes;    /* weights outside the experts, the head too, once a step */

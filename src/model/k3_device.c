@@ -187,6 +187,7 @@ static void place_states(struct kd_k3_device *d)
     }
 }
 
+_Static_assert((int)KD_K3_DEVICE_FEW == (int)KD_GPU_ROWS, "model/k3.h tells it without gpu/");
 enum { BATCH_ROW = sizeof(struct kd_gpu_k3_seg) + 3 * sizeof(int32_t) };
 
 static int open_parts(struct kd_k3_device *d, struct kd_err *err)

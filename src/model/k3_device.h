@@ -128,6 +128,18 @@ int kd_k3_device_seq_io(struct kd_k3_device_seq *q, struct kd_k3_device *d, int6
                         int (*io)(void *ctx, void *data, int64_t bytes, struct kd_err *err),
                         void *ctx, struct kd_err *err) KD_MUST;
 
+/* Several threads may use a model's sequences, one at a time what is on the device. */
+static inline void kd_k3_enter(const struct kd_k3_model *m)
+{
+    if (m->dev)
+        kd_gpu_lock(m->dev->g);
+}
+static inline void kd_k3_leave(const struct kd_k3_model *m)
+{
+    if (m->dev)
+        kd_gpu_unlock(m->dev->g);
+}
+
 /* One pass: tokens of some sequences, at most KD_K3_FORWARD_ROWS of them. */
 struct kd_k3_device_pass {
     const struct kd_k3_seg *segs; /* first and count alone */

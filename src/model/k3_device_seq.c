@@ -225,7 +225,10 @@ static int span(const struct span_io *s, void *at, int64_t count, bool half, str
     void *there = half ? (void *)s->halves : s->host;
     int64_t bytes = count * (half ? 2 : 4);
     if (s->write) {
-        if (kd_gpu_download(s->d->g, there, at, bytes, err))
+        kd_gpu_lock(s->d->g); /* not while the callback has the word */
+        int rc = kd_gpu_download(s->d->g, there, at, bytes, err);
+        kd_gpu_unlock(s->d->g);
+        if (rc)
             return -1;
         for (int64_t i = 0; half && i < count; i++)
             s->host[i] = kd_f16_f32(s->halves[i]);
@@ -237,7 +240,10 @@ static int span(const struct span_io *s, void *at, int64_t count, bool half, str
         float x = s->host[i];
         s->halves[i] = kd_f32_f16(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
     }
-    return kd_gpu_upload(s->d->g, at, there, bytes, err);
+    kd_gpu_lock(s->d->g);
+    int rc = kd_gpu_upload(s->d->g, at, there, bytes, err);
+    kd_gpu_unlock(s->d->g);
+    return rc;
 }
 
 int kd_k3_device_seq_io(struct kd_k3_device_seq *q, struct kd_k3_device *d, int64_t pos, bool write,

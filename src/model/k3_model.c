@@ -65,6 +65,17 @@ void kd_k3_close(struct kd_k3_model *m)
     kd_mem_free(m);
 }
 
+int kd_k3_room(const struct kd_k3_model *m, int64_t *bytes, struct kd_err *err)
+{
+    *bytes = 0;
+    if (!m->dev)
+        return kd_fail(err, KD_EINVAL, "a model on the CPU has the machine's memory");
+    kd_k3_enter(m);
+    int rc = kd_gpu_free_bytes(m->dev->g, bytes, err);
+    kd_k3_leave(m);
+    return rc;
+}
+
 const struct kd_k3_cfg *kd_k3_config(const struct kd_k3_model *m)
 {
     return &m->cfg;
@@ -235,7 +246,10 @@ static int run_on_device(struct kd_k3_model *m, struct pass *p, float *logits, s
                                         .weight = p->weight,
                                         .routed = trace,
                                         .ctx = p};
-    return kd_k3_device_run(m->dev, &d, err);
+    kd_k3_enter(m);
+    int rc = kd_k3_device_run(m->dev, &d, err);
+    kd_k3_leave(m);
+    return rc;
 }
 
 static int run_on_cpu(struct kd_k3_model *m, struct pass *p, float *logits, struct kd_err *err)

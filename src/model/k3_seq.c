@@ -14,7 +14,10 @@ int kd_k3_seq_open(struct kd_k3_seq **out, const struct kd_k3_model *m, struct k
                     "sequence", err))
         return -1;
     s->m = m;
-    if (m->dev && kd_k3_device_seq_open(&s->dev, m->dev, err)) {
+    kd_k3_enter(m);
+    int rc = m->dev ? kd_k3_device_seq_open(&s->dev, m->dev, err) : 0;
+    kd_k3_leave(m);
+    if (rc) {
         kd_k3_seq_close(s);
         return -1;
     }
@@ -31,8 +34,10 @@ void kd_k3_seq_close(struct kd_k3_seq *s)
 {
     if (!s)
         return;
+    kd_k3_enter(s->m);
     if (s->m->dev)
         kd_k3_device_seq_close(s->dev, s->m->dev);
+    kd_k3_leave(s->m);
     for (int64_t l = 0; l < s->m->cfg.layers; l++)
         kd_k3_state_release(&s->state[l]);
     kd_mem_free(s);
@@ -56,7 +61,9 @@ int kd_k3_seq_copy(struct kd_k3_seq **out, const struct kd_k3_seq *from, struct 
         *out = NULL;
         return -1;
     }
+    kd_k3_enter(m);
     int rc = m->dev ? kd_k3_device_seq_copy(s->dev, from->dev, from->pos, m->dev, err) : 0;
+    kd_k3_leave(m);
     s->pos = from->pos;
     for (int64_t l = 0; l < m->cfg.layers && !rc && !m->dev; l++) {
         struct kd_k3_state *to = &s->state[l];
@@ -191,9 +198,11 @@ int kd_k3_seq_read(struct kd_k3_seq **out, const struct kd_k3_model *m, int64_t 
         return kd_fail(err, KD_ECORRUPT, "a sequence of %lld tokens", (long long)pos);
     if (kd_k3_seq_open(&s, m, err))
         return -1;
-    int rc = m->dev ? kd_k3_device_seq_reserve(s->dev, m->dev, pos, err) ||
-                          kd_k3_device_seq_io(s->dev, m->dev, pos, false, io, ctx, err)
-                    : 0;
+    kd_k3_enter(m);
+    int rc = m->dev ? kd_k3_device_seq_reserve(s->dev, m->dev, pos, err) : 0;
+    kd_k3_leave(m);
+    if (!rc && m->dev)
+        rc = kd_k3_device_seq_io(s->dev, m->dev, pos, false, io, ctx, err);
     for (int64_t l = 0; l < m->cfg.layers && !rc && !m->dev; l++) {
         struct kd_k3_state *st = &s->state[l];
         rc = (m->layers[l].mla ? kd_k3_state_reserve(st, pos, row_width(&m->cfg), err) : 0) ||

@@ -50,12 +50,35 @@ static int set_options(struct kd_engine *e, const struct kd_engine_options *o, s
     return 0;
 }
 
-static int open_model(struct kd_engine *e, const char *dir, const struct kd_k3_open *o,
+/* Sequences and cached states lie on the model's device. */
+static int plan_device(struct kd_engine *e, const struct kd_engine_options *o, struct kd_err *err)
+{
+    int64_t room;
+    if (kd_k3_room(e->model, &room, err))
+        return -1;
+    room -= room / 16; /* pages come by the slab */
+    if (!o->memory_bytes)
+        e->o.memory_bytes = room / 5 * 4;
+    if (!o->cache_bytes)
+        e->o.cache_bytes = o->memory_bytes ? o->memory_bytes / 4 : room / 5;
+    int64_t all = e->o.memory_bytes + (e->o.cache_bytes > 0 ? e->o.cache_bytes : 0);
+    if (all > room)
+        return kd_fail(err, KD_EINVAL,
+                       "%lld bytes are planned for sequences and the prompts that are kept; the "
+                       "device has %lld left for them",
+                       (long long)all, (long long)room);
+    e->device = true;
+    e->o.draft_max = -1;
+    return 0;
+}
+
+static int open_model(struct kd_engine *e, const char *dir, const struct kd_engine_options *o,
                       struct kd_err *err)
 {
     e->run.kern = &e->kern;
     if (kd_kern_pick(&e->kern, err) || kd_pool_open(&e->run.pool, e->o.threads, err) ||
-        kd_k3_open(&e->model, dir, &e->run, o, err) || kd_tok_open(&e->tok, dir, err))
+        kd_k3_open(&e->model, dir, &e->run, o->model, err) || kd_tok_open(&e->tok, dir, err) ||
+        (o->model && o->model->device && plan_device(e, o, err)))
         return -1;
     e->cfg = kd_k3_config(e->model);
     if (e->o.context <= 0 || e->o.context > e->cfg->context)
@@ -126,7 +149,7 @@ int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engi
             memcpy(e->disk_dir, o->disk_dir, n);
     }
     if (!rc)
-        rc = open_model(e, dir, o->model, err) || open_work(e, err) || open_cache(e, err) ? -1 : 0;
+        rc = open_model(e, dir, o, err) || open_work(e, err) || open_cache(e, err) ? -1 : 0;
     if (!rc && pthread_create(&e->worker, NULL, kd_sched_thread, e))
         rc = kd_fail(err, KD_ENOMEM, "no thread for the engine");
     if (rc) {

@@ -12,7 +12,9 @@
  *
  * Determinism. The tokens of a request depend on its spec and the model alone: not on what else
  * runs, on the number of threads, on the prefix cache being warm or cold, on speculation. Prefill
- * is cut at absolute multiples of 64 tokens; a cached state is one that such a prefill left.
+ * is cut at absolute multiples of 64 tokens; a cached state is one that such a prefill left. On a
+ * device, where few rows are summed in another order than many, a prompt's pieces go through the
+ * model one by one and decoding tokens at most 16 at a time; nothing is drafted there.
  *
  * Threads. Functions on kd_engine may be called from any thread. Functions on one kd_request belong
  * to one thread at a time, except kd_request_cancel. Hooks run on the worker. */
@@ -44,7 +46,8 @@ struct kd_engine_options {
     int64_t max_running;      /* sequences at once; each choice is one (16) */
     int64_t max_queued;       /* requests that wait; more are refused (64) */
     int64_t max_queued_owner; /* of one owner (max_queued) */
-    int64_t memory_bytes;     /* of all running sequences (a quarter of the machine's) */
+    int64_t memory_bytes;     /* of all running sequences (a quarter of the machine's; with a model
+                                 on a device four fifths of what is free there, the cache's next) */
     int64_t grow_tokens;  /* memory is planned for so many tokens of an answer at a time (4096) */
     int64_t context;      /* tokens of one sequence (the model's) */
     int64_t chunk;        /* tokens of prefill in one step, a multiple of 64 (512) */
@@ -57,7 +60,7 @@ struct kd_engine_options {
     int64_t events;                 /* results a request holds before its sequences pause (256) */
     int64_t draft_max;              /* tokens drafted ahead by n-grams (4); < 0: no speculation */
     bool no_idle_prefill;           /* do not prefill answers again when there is nothing to do */
-    const struct kd_k3_open *model; /* eps_latent, comm, part */
+    const struct kd_k3_open *model; /* eps_latent, comm, part, device */
 };
 
 /* What a caller knows about its text, one for each choice, all callbacks on the worker and quick.

@@ -134,6 +134,7 @@ struct kd_todo {
 
 struct kd_engine {
     struct kd_engine_options o;
+    bool device; /* the model is on one */
     char *disk_dir;
     struct kd_kern kern;
     struct kd_run run;

@@ -79,7 +79,8 @@ int64_t kd_lane_next(const struct kd_engine *e, const struct kd_lane *l, int64_t
     if (end <= l->fed)
         end = down64(l->fed) + KD_K3_PAGE;
     end = end < l->prompt ? end : l->prompt;
-    if (e->prefix) {
+    /* On a device the prompt's last piece is always the same one, cached or not. */
+    if (e->prefix || e->device) {
         int64_t every = e->o.checkpoint_tokens, next = (l->fed / every + 1) * every;
         int64_t marks[KD_BRANCHES + 2] = {last_checkpoint(l), next};
         memcpy(marks + 2, l->branch, sizeof l->branch);

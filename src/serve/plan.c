@@ -71,7 +71,7 @@ static bool unpark(struct kd_engine *e, struct kd_choice *c)
 {
     int64_t n = next_planned(c), bytes = kd_plan_bytes(e, n), load;
     struct kd_err err;
-    c->draftable = reserve(c, bytes + kd_k3_draft_bytes(e->cfg));
+    c->draftable = !e->device && reserve(c, bytes + kd_k3_draft_bytes(e->cfg));
     if (!c->draftable && !reserve(c, bytes))
         return false;
     c->planned = n;

@@ -27,6 +27,14 @@ static bool same_cut(const struct kd_todo *a, const struct kd_todo *b)
            a->lane->key.expert_mass == b->lane->key.expert_mass;
 }
 
+/* Whether todo `i` goes through the model together with those from `from` on. */
+static bool joins(const struct kd_engine *e, int64_t from, int64_t i)
+{
+    const struct kd_todo *a = &e->todo[from], *b = &e->todo[i];
+    return same_cut(a, b) &&
+           (!e->device || (a->count == 1 && b->count == 1 && i - from < KD_K3_DEVICE_FEW));
+}
+
 /* Groups of one cut side by side, each in its order. */
 static void group(struct kd_engine *e)
 {
@@ -104,7 +112,7 @@ static void forward(struct kd_engine *e)
                                   .expert_mass = k->expert_mass,
                                   .trace = e->trace,
                                   .trace_ctx = e->trace_ctx};
-        for (to = from + 1; to < e->todo_count && same_cut(&e->todo[from], &e->todo[to]); to++)
+        for (to = from + 1; to < e->todo_count && joins(e, from, to); to++)
             ;
         int rc = ready ? kd_k3_forward(e->model, e->feeds + from, to - from, &o,
                                        e->todo[from].logits, &err)

@@ -1,4 +1,4 @@
-# generate, chat and bench forward --device: what is refused, one line that offers the CPU where no such device
+# generate, chat, check, serve and bench forward --device: what is refused, one line that offers the CPU where no such device
 # is, and on a machine with one the CPU's text.
 set -eu
 nano=$KONDENSE_TEST_ROOT/tests/data/k3-nano
@@ -9,12 +9,15 @@ fail() { echo "$*" >&2; cat "$tmp/err" >&2; exit 1; }
 code() { rc=0; "$@" >"$tmp/out" 2>"$tmp/err" </dev/null || rc=$?; echo $rc; }
 
 for text in gpu cuda: cuda:0,1; do
-    [ "$(code "$KONDENSE" generate "$nano" --ids 1 --device $text)" = 2 ] || fail "--device $text"
-    grep -q -- --device "$tmp/err" || fail "--device $text"
+    for command in "generate $nano --ids 1" "serve $nano"; do
+        [ "$(code "$KONDENSE" $command --device $text)" = 2 ] || fail "$command --device $text"
+        grep -q -- --device "$tmp/err" || fail "$command --device $text"
+    done
 done
-for command in "generate $nano --ids 1,2" "chat $nano -p hello" "bench forward --model $nano -s 0.01"; do
+for command in "generate $nano --ids 1,2" "chat $nano -p hello" "bench forward --model $nano -s 0.01" \
+    "check $nano $nano --text $KONDENSE_TEST_ROOT/tests/data/text/eval.txt --rows 1" "serve $nano --port 0"; do
     [ "$(code "$KONDENSE" $command --device cuda:1000)" = 1 ] || fail "$command: exit code"
-    [ "$(wc -l <"$tmp/err")" = 1 ] || fail "$command: not one line"
+    [ "$(grep -c '^kondense ' "$tmp/err")" = 1 ] || fail "$command: not one line"
     grep -q -- "--device cpu" "$tmp/err" || fail "$command: the CPU is not offered"
 done
 [ "$(code "$KONDENSE" bench forward --shape k3)" = 2 ] || fail "a shape on the CPU"

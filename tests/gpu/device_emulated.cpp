@@ -22,6 +22,7 @@ struct kd_gpu {
     bool records;
     std::vector<std::function<void()>> recorded;
     int64_t held; /* bytes */
+    std::mutex lock;
 };
 
 struct kd_gpu_graph {
@@ -76,6 +77,16 @@ void kd_gpu_close(struct kd_gpu *g)
 const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
 {
     return &g->facts;
+}
+
+void kd_gpu_lock(struct kd_gpu *g)
+{
+    g->lock.lock();
+}
+
+void kd_gpu_unlock(struct kd_gpu *g)
+{
+    g->lock.unlock();
 }
 
 /* The size stands in front. */
