@@ -22,6 +22,7 @@
     X(serve)                                                                                       \
     X(check)                                                                                       \
     X(audit)                                                                                       \
+    X(pilot)                                                                                       \
     X(convert)                                                                                     \
     X(farm)                                                                                        \
     X(worker)                                                                                      \

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Experts that both recipes are tried on (experts.c), spread over the layer. */
 enum { COMPARED = 4 };
@@ -136,6 +137,11 @@ static int pass_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
         rc = kd_job_stream_commit(j, layer + 1, &next, err);
     kd_rw_close(&next);
     kd_layer_work_close(&w);
+    /* Later layers read those of block starts alone. */
+    char path[4096];
+    if (!rc && layer % j->cfg.block &&
+        !kd_job_path(j, path, sizeof path, NULL, "stream.%03lld", (long long)layer))
+        unlink(path);
     return rc ? -1 : 0;
 }
 
@@ -214,6 +220,15 @@ static int64_t tiles_of(const struct kd_job *j, int64_t layer)
         if (j->rates.t[i].quantized)
             n += j->rates.t[i].rows * j->rates.t[i].cols / 256;
     return n;
+}
+
+int64_t kd_trial_disk_bytes(const struct kd_job *j, int64_t layer)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t kda = c->kda_heads * c->kda_dim, mla = c->heads * c->v_dim;
+    int64_t widest = kda > mla ? kda : mla, streams = layer / c->block + 4;
+    return 2 * j->rates.shard_bytes[layer] + streams * kd_job_stream_bytes(j) +
+           j->T * (4 * widest + 6 * c->latent + 8 * c->topk);
 }
 
 int kd_trial_run(struct kd_job *j, struct kd_trial *t, struct kd_err *err)

@@ -32,7 +32,10 @@ struct kd_trial {
  * the caller's that goes. Fills what is found. Errors say which file of the layer is not there. */
 int kd_trial_run(struct kd_job *j, struct kd_trial *t, struct kd_err *err) KD_MUST;
 
-/* Standard deviation and the range of the channels' scales of made inputs, for who says so. */
+/* Free disk that it needs. */
+int64_t kd_trial_disk_bytes(const struct kd_job *j, int64_t layer);
+
+/* What made inputs are, for who says so. */
 #define KD_TRIAL_MADE "independent normal values, channel scales from 1/4 to 4"
 
 #endif

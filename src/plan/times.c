@@ -15,30 +15,37 @@ static const double fp32_share[2] = {0.70, 0.35}, tile_share[2] = {1.0, 0.25};
 static const double trunk_passes = 3;
 
 /* 2 T k^2 for every Hessian of a layer outside the experts. */
-static double trunk_hessian_flop(const struct kd_plan_model *m, double tokens)
+static double hessian_flop(const struct kd_plan_model *m, int64_t layer, double tokens)
 {
     const struct kd_k3_cfg *c = &m->cfg;
     double hidden = (double)c->hidden, kda = (double)(c->kda_heads * c->kda_dim);
     double mla = (double)(c->heads * c->v_dim), shared = (double)(c->shared * c->moe_inter);
     double latent = (double)c->latent, dense = (double)c->dense_inter, q = (double)c->q_lora;
-    double sum = (double)c->layers * 2 * hidden * hidden;
-    sum += (double)m->kda_layers * kda * kda + (double)m->mla_layers * (mla * mla + q * q);
-    sum += (double)m->moe_layers * (shared * shared + 2 * latent * latent);
-    sum += (double)(c->layers - m->moe_layers) * dense * dense;
+    double sum = 2 * hidden * hidden;
+    sum += c->mla[layer] ? mla * mla + q * q : kda * kda;
+    sum += kd_k3_is_moe(c, layer) ? shared * shared + 2 * latent * latent : dense * dense;
     return 2 * tokens * sum;
+}
+
+/* Forward and Hessian of one expert. */
+static double expert_flop(const struct kd_plan_model *m, double tokens)
+{
+    double inter = (double)m->cfg.moe_inter;
+    return 2 * tokens * (2.0 / 3 * (double)m->expert_params + inter * inter);
 }
 
 void kd_plan_effort(struct kd_plan_effort *e, const struct kd_plan_model *m,
                     const struct kd_plan_bytes *b, double tokens)
 {
     const struct kd_k3_cfg *c = &m->cfg;
-    double experts = (double)(m->moe_layers * c->experts), inter = (double)c->moe_inter;
     double trunk = (double)b->trunk_quantized_weights;
     memset(e, 0, sizeof *e);
     e->tiles = (double)(b->quantized_weights - b->trunk_quantized_weights) / 256 * search_share;
     e->trunk_tiles = trunk / 256 * search_share;
-    e->calibrate_flop = experts * 2 * tokens * (2.0 / 3 * (double)m->expert_params + inter * inter);
-    e->trunk_flop = trunk_hessian_flop(m, tokens) + trunk_passes * 2 * tokens * trunk;
+    e->calibrate_flop = (double)(m->moe_layers * c->experts) * expert_flop(m, tokens);
+    e->trunk_flop = trunk_passes * 2 * tokens * trunk;
+    for (int64_t l = 0; l < c->layers; l++)
+        e->trunk_flop += hessian_flop(m, l, tokens);
     e->forward_flop = 2 * tokens * (double)(m->moe_layers * c->topk) * (double)m->expert_params;
     e->latent_gb = tokens * (double)c->latent * 2 / 1e9;
     e->layers = m->moe_layers;
@@ -46,6 +53,28 @@ void kd_plan_effort(struct kd_plan_effort *e, const struct kd_plan_model *m,
     e->source_gb = 0;
     for (int k = 0; k < KD_K3_KINDS; k++)
         e->source_gb += (double)m->params[k] * (k == KD_K3_ROUTED ? 4.25 : 16) / 8 / 1e9;
+}
+
+void kd_plan_effort_layer(struct kd_plan_effort *e, const struct kd_plan_model *m,
+                          const struct kd_plan_target *t, int64_t layer, double experts,
+                          double tokens, double hess_tokens)
+{
+    double trunk = 0;
+    memset(e, 0, sizeof *e);
+    for (int row = 0; row < kd_k3_row_count(); row++) {
+        char name[160];
+        struct kd_k3_name n;
+        enum kd_k3_kind kind = kd_k3_row_kind(row);
+        if (kind != KD_K3_VISION && kd_k3_row_tensor(&m->map, row, layer, name, sizeof name, &n) &&
+            n.rank == 2 && kd_plan_rate16(t, kd_k3_row_name(row), kind, n.shape[0], n.shape[1]))
+            trunk += (double)n.params;
+    }
+    e->tiles = experts * (double)m->expert_params / 256 * search_share;
+    e->trunk_tiles = trunk / 256 * search_share;
+    e->calibrate_flop = experts * expert_flop(m, hess_tokens);
+    e->trunk_flop = hessian_flop(m, layer, tokens) + trunk_passes * 2 * tokens * trunk;
+    e->forward_flop = 2 * tokens * (double)m->cfg.topk * (double)m->expert_params;
+    e->layers = 1;
 }
 
 static double flop_hours(double flop, const struct kd_machine *m, int scale)

@@ -22,6 +22,12 @@ struct kd_plan_effort {
 void kd_plan_effort(struct kd_plan_effort *e, const struct kd_plan_model *m,
                     const struct kd_plan_bytes *b, double tokens);
 
+/* Of one layer with experts alone: `experts` of them, their Hessians of hess_tokens; nothing is
+ * sealed. */
+void kd_plan_effort_layer(struct kd_plan_effort *e, const struct kd_plan_model *m,
+                          const struct kd_plan_target *t, int64_t layer, double experts,
+                          double tokens, double hess_tokens);
+
 struct kd_plan_hours {
     double encode, calibrate, trunk, serial, total;
 };
