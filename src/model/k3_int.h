@@ -30,6 +30,9 @@ static inline float kd_k3_decay_of(float a_log)
 void kd_k3_decay(const struct kd_kern *k, const struct kd_k3_cfg *c, const float *z,
                  const float *dt_bias, float ea, float *tmp, float *g);
 
+/* kern's situ of `count` values over the pool; out may be g or u. */
+void kd_k3_situ(const struct kd_run *r, const struct kd_k3_cfg *c, const float *g, const float *u,
+                float *out, int64_t count);
 int kd_k3_kda_core(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
                    const float *x, int64_t T, const struct kd_k3_seg *segs, int64_t seg_count,
                    float *y, struct kd_err *err) KD_MUST;

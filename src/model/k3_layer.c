@@ -29,78 +29,109 @@ static int attn_part(const struct kd_run *r, const struct kd_k3_cfg *c, const st
     return rc;
 }
 
-/* f = down SiTU(gate x, up x), summed over ranks. */
-static int mlp(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-               struct kd_comm *comm, const float *x, int64_t T, float *f, struct kd_err *err)
+/* The arrays of a feed-forward part. */
+struct ffn {
+    int64_t T, width;  /* width of the MLP; 0: none */
+    float *x, *f, *g;  /* [T][hidden]: its input; what the routed experts and the MLP make of it */
+    float *inner, *up; /* [T][width] */
+    float *z, *u;      /* [T][latent]: the experts' input, their sum */
+    float *w;          /* [T][topk] */
+    int32_t *ids;      /* [T][topk] */
+};
+
+static int ffn_init(struct ffn *a, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                    int64_t T, struct kd_err *err)
 {
-    int64_t w = L->gate.rows;
-    float *inner;
-    if (kd_mem_new(&inner, T * w, sizeof *inner, "MLP buffers", err))
+    int64_t n = T * c->hidden, lat = L->moe ? T * c->latent : 0, k = L->moe ? T * c->topk : 0;
+    *a = (struct ffn){.T = T, .width = L->gate.type != KD_MAT_NONE ? L->gate.rows : 0};
+    if (kd_mem_new(&a->x, 3 * n + 2 * T * a->width + 2 * lat + 2 * k, sizeof *a->x,
+                   "feed-forward buffers", err))
         return -1;
-    int rc = kd_k3_mlp_inner(r, c, &L->gate, &L->up, x, T, inner, err) ||
-                     kd_mat_mul(r, &L->down, inner, w, T, f, c->hidden, err) ||
-                     reduce(comm, f, T * c->hidden, err)
-                 ? -1
-                 : 0;
-    kd_mem_free(inner);
-    return rc;
+    a->f = a->x + n;
+    a->g = a->f + n;
+    a->inner = a->g + n;
+    a->up = a->inner + T * a->width;
+    a->z = a->up + T * a->width;
+    a->u = a->z + lat;
+    a->w = a->u + lat;
+    a->ids = (int32_t *)(void *)(a->w + k);
+    return 0;
 }
 
-/* f = routed part for x. buf: [T][2 * latent], then topk weights and ids where the probe has none.
- */
-static int routed(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
-                  struct kd_store *store, struct kd_comm *comm, const struct kd_k3_probe *p,
-                  const float *x, int64_t T, float *f, struct kd_err *err)
+/* Everything that takes x side by side: latents, and the inner rows of the MLP. */
+static int ffn_down(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                    const struct ffn *a, struct kd_err *err)
 {
-    int64_t n = T * c->latent, k = T * c->topk;
-    float *z;
-    if (kd_mem_new(&z, 2 * n + 2 * k, sizeof *z, "latents", err))
-        return -1;
-    float *u = z + n, *w = p && p->w ? p->w : u + n;
-    int32_t *ids = p && p->ids ? p->ids : (int32_t *)(void *)(u + n + k);
-    int rc =
-        kd_k3_route(r, c, L, x, T, p ? p->experts_used : 0, ids, w, p ? p->score : NULL, err) ||
-                kd_mat_mul(r, &L->routed_down, x, c->hidden, T, z, c->latent, err)
-            ? -1
-            : 0;
-    if (!rc && p && p->expert_mass > 0)
-        kd_k3_route_mass(c, T, p->expert_mass, ids, w);
-    if (!rc && p && p->round_latents)
-        for (int64_t i = 0; i < n; i++)
-            z[i] = kd_bf16_f32(kd_f32_bf16(z[i]));
-    if (!rc)
-        rc = kd_k3_experts(r, c, L->index, store, z, ids, w, T, u, err) || reduce(comm, u, n, err)
-                 ? -1
-                 : 0;
-    if (!rc) {
-        kd_k3_latent_norm(r, c, L, u, T, z);
-        rc = kd_mat_mul(r, &L->routed_up, z, c->latent, T, f, c->hidden, err);
+    int64_t T = a->T, h = c->hidden, w = a->width, n = 0;
+    struct kd_mat_job jobs[3];
+    if (L->moe)
+        jobs[n++] = (struct kd_mat_job){&L->routed_down, a->x, h, T, a->z, c->latent};
+    if (w) {
+        jobs[n++] = (struct kd_mat_job){&L->gate, a->x, h, T, a->inner, w};
+        jobs[n++] = (struct kd_mat_job){&L->up, a->x, h, T, a->up, w};
     }
-    kd_mem_free(z);
-    return rc;
+    if (kd_mat_mul_many(r, jobs, n, err))
+        return -1;
+    kd_k3_situ(r, c, a->inner, a->up, a->inner, T * w);
+    return 0;
+}
+
+/* u = the sum over the experts of each token, over all ranks. */
+static int ffn_experts(const struct kd_run *r, const struct kd_k3_cfg *c,
+                       const struct kd_k3_layer *L, struct kd_store *store, struct kd_comm *comm,
+                       const struct kd_k3_probe *p, const struct ffn *a, struct kd_err *err)
+{
+    int64_t n = a->T * c->latent;
+    float *w = p && p->w ? p->w : a->w;
+    int32_t *ids = p && p->ids ? p->ids : a->ids;
+    if (kd_k3_route(r, c, L, a->x, a->T, p ? p->experts_used : 0, ids, w, p ? p->score : NULL, err))
+        return -1;
+    if (p && p->expert_mass > 0)
+        kd_k3_route_mass(c, a->T, p->expert_mass, ids, w);
+    if (p && p->round_latents)
+        for (int64_t i = 0; i < n; i++)
+            a->z[i] = kd_bf16_f32(kd_f32_bf16(a->z[i]));
+    return kd_k3_experts(r, c, L->index, store, a->z, ids, w, a->T, a->u, err) ||
+                   reduce(comm, a->u, n, err)
+               ? -1
+               : 0;
+}
+
+/* Both parts back to the stream's width, f = their sum. */
+static int ffn_up(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
+                  struct kd_comm *comm, const struct ffn *a, struct kd_err *err)
+{
+    int64_t T = a->T, h = c->hidden, n = 0;
+    float *mlp = L->moe ? a->g : a->f;
+    struct kd_mat_job jobs[2];
+    if (L->moe) {
+        kd_k3_latent_norm(r, c, L, a->u, T, a->z);
+        jobs[n++] = (struct kd_mat_job){&L->routed_up, a->z, c->latent, T, a->f, h};
+    }
+    if (a->width)
+        jobs[n++] = (struct kd_mat_job){&L->down, a->inner, a->width, T, mlp, h};
+    if (kd_mat_mul_many(r, jobs, n, err) || (a->width && reduce(comm, mlp, T * h, err)))
+        return -1;
+    for (int64_t i = 0; L->moe && a->width && i < T * h; i++)
+        a->f[i] += a->g[i];
+    return 0;
 }
 
 static int ffn_part(const struct kd_run *r, const struct kd_k3_cfg *c, const struct kd_k3_layer *L,
                     struct kd_store *store, struct kd_comm *comm, const struct kd_k3_probe *probe,
                     struct kd_k3_stream *s, struct kd_err *err)
 {
-    int64_t T = s->T, n = T * c->hidden;
-    float *x;
-    if (kd_mem_new(&x, 3 * n, sizeof *x, "feed-forward buffers", err))
+    struct ffn a;
+    if (ffn_init(&a, c, L, s->T, err))
         return -1;
-    float *f = x + n, *g = f + n;
-    bool has_mlp = L->gate.type != KD_MAT_NONE;
-    int rc = kd_k3_ffn_in(r, c, L, s, x, err);
-    if (!rc && L->moe)
-        rc = routed(r, c, L, store, comm, probe, x, T, f, err);
-    if (!rc && has_mlp)
-        rc = mlp(r, c, L, comm, x, T, L->moe ? g : f, err);
-    if (!rc) {
-        for (int64_t i = 0; L->moe && has_mlp && i < n; i++)
-            f[i] += g[i];
-        kd_k3_add_ffn(r, s, f);
-    }
-    kd_mem_free(x);
+    int rc = kd_k3_ffn_in(r, c, L, s, a.x, err) || ffn_down(r, c, L, &a, err) ||
+                     (L->moe && ffn_experts(r, c, L, store, comm, probe, &a, err)) ||
+                     ffn_up(r, c, L, comm, &a, err)
+                 ? -1
+                 : 0;
+    if (!rc)
+        kd_k3_add_ffn(r, s, a.f);
+    kd_mem_free(a.x);
     return rc;
 }
 

@@ -31,8 +31,8 @@ static void situ_item(void *ctx, int64_t i, int worker)
     j->kern->situ(j->g + at, j->u + at, j->beta, j->linear, j->out + at, n);
 }
 
-static void situ(const struct kd_run *r, const struct kd_k3_cfg *c, const float *g, const float *u,
-                 float *out, int64_t count)
+void kd_k3_situ(const struct kd_run *r, const struct kd_k3_cfg *c, const float *g, const float *u,
+                float *out, int64_t count)
 {
     struct situ_job j = {.kern = r->kern,
                          .g = g,
@@ -56,7 +56,7 @@ int kd_k3_mlp_inner(const struct kd_run *r, const struct kd_k3_cfg *c, const str
                                       {up, x, c->hidden, T, buf, w}};
     int rc = kd_mat_mul_many(r, jobs, 2, err);
     if (!rc)
-        situ(r, c, out, buf, out, T * w);
+        kd_k3_situ(r, c, out, buf, out, T * w);
     kd_mem_free(buf);
     return rc;
 }
@@ -360,7 +360,7 @@ static int wave_products(struct wave *v, struct kd_err *err)
             ;
         n = v->first[k] - v->first[i];
         at = v->first[i] - v->p0;
-        situ(v->r, v->c, v->a + at * in, v->b + at * in, v->a + at * in, n * in);
+        kd_k3_situ(v->r, v->c, v->a + at * in, v->b + at * in, v->a + at * in, n * in);
     }
     jobs = 0;
     for (int64_t i = 0; i < v->count; i++) {
