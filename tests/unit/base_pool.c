@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 enum { ITEMS = 5000, WORKERS = 7 };
 
@@ -49,6 +50,27 @@ static void each_once(void **state)
             assert_int_equal(j.seen[i], 1 + (i < 4 ? (4 - i) * 40 : 0));
         assert_int_equal(j.clashes, 0);
     }
+}
+
+/* Between runs helpers fall asleep, or are about to. */
+static void naps(void **state)
+{
+    enum { RUNS = 60 };
+    (void)state;
+    static struct job j;
+    struct kd_err err;
+    memset(&j, 0, sizeof j);
+    j.workers = 2;
+    assert_int_equal(kd_pool_open(&j.pool, 2, &err), 0);
+    for (int run = 0; run < RUNS; run++) {
+        struct timespec t = {.tv_nsec = run % 3 * 50000};
+        nanosleep(&t, NULL);
+        kd_pool_run(j.pool, 1 + run % 4, item, &j);
+    }
+    kd_pool_close(j.pool);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(j.seen[i], i < 4 ? RUNS * (4 - i) / 4 : 0);
+    assert_int_equal(j.clashes, 0);
 }
 
 static void inner(void *ctx, int64_t i, int worker)
@@ -184,7 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_once),      cmocka_unit_test(nested), cmocka_unit_test(reads_all),
         cmocka_unit_test(without_a_pool), cmocka_unit_test(bounds), cmocka_unit_test(cpu_time),
-        cmocka_unit_test(split),
+        cmocka_unit_test(split),          cmocka_unit_test(naps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
