@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "base/rand.h"
+#include "base/show.h"
 #include "convert/layer_work.h"
 
 #include <stdio.h>
@@ -31,33 +32,39 @@ static bool is_vision(const char *name)
     return !strncmp(name, "vision_tower.", 13) || !strncmp(name, "mm_projector.", 13);
 }
 
-/* The first tensor of the layer (-1: of none) whose bytes are not there, or NULL. */
-static const struct kd_tensor *absent(const struct kd_ckpt *ck, int64_t layer)
+/* Whether all of a layer (-1: of what is in none) is there; `why` gets what is not. */
+static bool is_there(const struct kd_ckpt *ck, int64_t layer, char *why, size_t size)
 {
+    int64_t found = 0;
     for (int64_t i = 0; i < kd_ckpt_count(ck); i++) {
         const struct kd_tensor *t = kd_ckpt_at(ck, i);
-        if (!is_vision(t->name) && layer_of(t->name) == layer &&
-            (t->rank < 0 || (!t->data && t->bytes)))
-            return t;
+        char name[64];
+        if (is_vision(t->name) || layer_of(t->name) != layer)
+            continue;
+        found++;
+        if (t->rank >= 0 && (t->data || !t->bytes))
+            continue;
+        snprintf(why, size, "%.60s is not there (%s)", kd_ckpt_shard_name(ck, t->shard),
+                 kd_show_text(name, sizeof name, t->name));
+        return false;
     }
-    return NULL;
+    if (!found && layer < 0)
+        snprintf(why, size, "embedding and head are not there");
+    else if (!found)
+        snprintf(why, size, "no tensor of layer %lld is there", (long long)layer);
+    return found > 0;
 }
 
 /* Whether the source can be run up to the layer, or why not. */
 static void find_inputs(const struct kd_job *j, struct kd_trial *t)
 {
-    const struct kd_tensor *gone = NULL;
-    int64_t l = -1;
     if (t->made || !j->text->ids) {
         snprintf(t->why, sizeof t->why, t->made ? "as asked for" : "no --calib was given");
         return;
     }
-    for (; l < t->layer && !gone; l++)
-        gone = absent(j->ck, l);
-    t->real = !gone;
-    if (gone)
-        snprintf(t->why, sizeof t->why, "%s is not there (%.60s)",
-                 kd_ckpt_shard_name(j->ck, gone->shard), gone->name);
+    t->real = true;
+    for (int64_t l = -1; l < t->layer && t->real; l++)
+        t->real = is_there(j->ck, l, t->why, sizeof t->why);
 }
 
 /* The sample: those that both recipes are tried on first, the rest evenly spread. */
@@ -233,14 +240,12 @@ int64_t kd_trial_disk_bytes(const struct kd_job *j, int64_t layer)
 
 int kd_trial_run(struct kd_job *j, struct kd_trial *t, struct kd_err *err)
 {
-    const struct kd_tensor *gone = absent(j->ck, t->layer);
     if (!kd_k3_is_moe(&j->cfg, t->layer))
         return kd_fail(err, KD_EUSAGE, "--layer %lld has no experts: choose one of %lld to %lld",
                        (long long)t->layer, (long long)j->cfg.dense_layers,
                        (long long)j->cfg.layers - 1);
-    if (gone)
-        return kd_fail(err, KD_EIO, "layer %lld: %s is not there (%.80s)", (long long)t->layer,
-                       kd_ckpt_shard_name(j->ck, gone->shard), gone->name);
+    if (!is_there(j->ck, t->layer, t->why, sizeof t->why))
+        return kd_fail(err, KD_EIO, "layer %lld: %s", (long long)t->layer, t->why);
     find_inputs(j, t);
     t->expert_weights = 3 * j->cfg.moe_inter * j->cfg.latent;
     t->held_out = j->T - j->T_hess;

@@ -218,7 +218,7 @@ void kd_pilot_json(struct kd_buf *out, const struct kd_pilot *p)
     kd_jw_int(&w, "rows", p->rows);
     kd_jw_int(&w, "cols", p->cols);
     kd_jw_int(&w, "experts_encoded", p->experts);
-    kd_jw_int(&w, "experts", p->model->cfg.experts);
+    kd_jw_int(&w, "experts_in_layer", p->model->cfg.experts);
     kd_jw_num(&w, "inputs_s", p->inputs_s);
     kd_jw_num(&w, "read_s", p->read_s);
     kd_jw_int(&w, "read_bytes", p->read_bytes);
