@@ -30,7 +30,8 @@ struct kd_bench {
     const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
     const char *units;  /* farm: the coordinator and each worker, for the simulation; or NULL */
     int64_t layers;     /* farm: 0: K3's; forward with a shape: the first so many, 0: all */
-    const char *device; /* forward: where the model runs, or NULL */
+    const char *device; /* encode, decode, forward: where that runs, or NULL */
+    int64_t blocks;     /* encode, decode on a device: at most so many at once; 0: as fit */
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
     struct kd_jw *w;                 /* inside "results": [ */
@@ -52,6 +53,19 @@ void kd_bench_cpu_name(char *out, size_t size);
 
 int kd_bench_encode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_decode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+/* The same two on b->device, number `index`. */
+int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
+int kd_bench_decode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
+/* The number of b->device; -1: the CPU. */
+int kd_bench_device(const struct kd_bench *b, int *index, struct kd_err *err) KD_MUST;
+/* GB/s of copying in a device's memory, reads and writes together: the best of ten. */
+struct kd_gpu;
+int kd_bench_copy_rate(struct kd_gpu *g, double *rate, struct kd_err *err) KD_MUST;
+/* What a unit Gaussian tile is multiplied by before the search (mul1); n tiles of them. */
+double kd_bench_scale(struct kd_rate rate);
+void kd_bench_gauss(float *target, int64_t tiles, double scale);
+/* Mean squared error of the states' values, in units of the tiles before the scale. */
+double kd_bench_error(const float *target, const uint16_t *states, int64_t tiles, double scale);
 int kd_bench_forward(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_serve(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* part of serve */

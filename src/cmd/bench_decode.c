@@ -241,6 +241,11 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err)
     static const unsigned standard[] = {32, 37, 48, 64, 0};
     unsigned rates[KD_BENCH_RATES + 1];
     struct decode d = {.b = b};
+    int index;
+    if (kd_bench_device(b, &index, err))
+        return -1;
+    if (index >= 0)
+        return kd_bench_decode_on(b, index, err);
     int rc = kd_bench_rates(b, standard, rates, err) ||
              kd_mem_new(&d.pool, pool_bytes, 1, "weights", err) ||
              kd_mem_new(&d.scale, (int64_t)ROWS * COLS / 32, 1, "scales", err) ||

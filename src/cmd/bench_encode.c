@@ -41,31 +41,30 @@ static int encode_tiles(void *ctx, int64_t n, struct kd_err *err)
     return 0;
 }
 
-/* What a unit Gaussian tile is multiplied by before the search (mul1), by whole rate. */
-static double scale_of(struct kd_rate rate)
+double kd_bench_scale(struct kd_rate rate)
 {
+    /* by whole rate */
     static const double scale[9] = {1.12, 1.00, 0.96, 0.92, 0.88, 0.88, 0.84, 0.80, 0.80};
     double part = (double)(kd_rate_to16(rate) % 16) / 16;
     return scale[rate.base - 1] + part * (scale[rate.base] - scale[rate.base - 1]);
 }
 
 /* Box and Muller over a fixed stream. */
-static void fill(struct encode *e, double scale)
+void kd_bench_gauss(float *target, int64_t tiles, double scale)
 {
-    for (int64_t i = 0; i < e->tiles * KD_TILE_WEIGHTS; i++) {
+    for (int64_t i = 0; i < tiles * KD_TILE_WEIGHTS; i++) {
         double u = 1 - kd_rand_unit(7, (uint64_t)(2 * i)),
                v = kd_rand_unit(7, (uint64_t)(2 * i + 1));
-        e->target[i] = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v) * scale);
+        target[i] = (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v) * scale);
     }
 }
 
-static double error_of(const struct encode *e, double scale)
+double kd_bench_error(const float *target, const uint16_t *states, int64_t tiles, double scale)
 {
     double sum = 0;
-    int64_t count = e->tiles * KD_TILE_WEIGHTS;
+    int64_t count = tiles * KD_TILE_WEIGHTS;
     for (int64_t i = 0; i < count; i++) {
-        double d =
-            (double)kd_f16_f32(kd_codebook_f16(KD_CB_MUL1, e->states[i])) - (double)e->target[i];
+        double d = (double)kd_f16_f32(kd_codebook_f16(KD_CB_MUL1, states[i])) - (double)target[i];
         sum += d * d / (scale * scale);
     }
     return sum / (double)count;
@@ -76,12 +75,12 @@ static int one_rate(struct encode *e, unsigned sixteenths, struct kd_err *err)
     const struct kd_bench *b = e->b;
     struct kd_series core, all;
     e->rate = kd_rate_from16(sixteenths);
-    double scale = scale_of(e->rate);
-    fill(e, scale);
+    double scale = kd_bench_scale(e->rate);
+    kd_bench_gauss(e->target, e->tiles, scale);
     e->pool = b->run->pool;
     if (encode_tiles(e, (e->tiles + ITEM_TILES - 1) / ITEM_TILES, err))
         return -1;
-    double mse = error_of(e, scale);
+    double mse = kd_bench_error(e->target, e->states, e->tiles, scale);
     if (kd_bench_series(b, encode_tiles, e, ITEM_TILES, &all, err))
         return -1;
     e->pool = NULL;
@@ -110,7 +109,11 @@ int kd_bench_encode(const struct kd_bench *b, struct kd_err *err)
     static const unsigned standard[] = {16, 32, 33, 37, 48, 64, 80, 96, 112, 128, 0};
     unsigned rates[KD_BENCH_RATES + 1];
     struct encode e = {.b = b, .tiles = (b->tiles + ITEM_TILES - 1) / ITEM_TILES * ITEM_TILES};
-    int threads = kd_pool_threads(b->run->pool), made = 0;
+    int threads = kd_pool_threads(b->run->pool), made = 0, index;
+    if (kd_bench_device(b, &index, err))
+        return -1;
+    if (index >= 0)
+        return kd_bench_encode_on(b, index, err);
     int rc = kd_bench_rates(b, standard, rates, err) ||
              kd_mem_new(&e.target, e.tiles * KD_TILE_WEIGHTS, sizeof *e.target, "tiles", err) ||
              kd_mem_new(&e.states, e.tiles * KD_TILE_WEIGHTS, sizeof *e.states, "states", err) ||

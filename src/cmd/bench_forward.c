@@ -157,31 +157,14 @@ static int one(const struct kd_bench *b, struct forward *f, const char *name,
     return rc;
 }
 
-/* GB/s of copying, reads and writes together: the best of ten. */
 static int copy_rate(int index, double *rate, struct kd_err *err)
 {
-    const int64_t bytes = (int64_t)1 << 29;
     struct kd_gpu *g;
-    void *a = NULL, *b = NULL;
-    *rate = 0;
     if (kd_gpu_open(&g, index, err))
         return -1;
-    int rc =
-        kd_gpu_alloc(g, &a, bytes, "copying", err) || kd_gpu_alloc(g, &b, bytes, "copying", err);
-    for (int i = 0; i < 10 && !rc; i++) {
-        enum { COPIES = 8 };
-        rc = kd_gpu_wait(g, err);
-        double start = kd_clock_s();
-        for (int k = 0; k < COPIES && !rc; k++)
-            rc = kd_gpu_copy(g, b, a, bytes, err);
-        rc = rc || kd_gpu_wait(g, err);
-        double now = 2e-9 * COPIES * (double)bytes / (kd_clock_s() - start);
-        *rate = now > *rate ? now : *rate;
-    }
-    kd_gpu_release(g, a);
-    kd_gpu_release(g, b);
+    int rc = kd_bench_copy_rate(g, rate, err);
     kd_gpu_close(g);
-    return rc ? -1 : 0;
+    return rc;
 }
 
 static int open_model(const struct kd_bench *b, struct forward *f, struct kd_err *err)

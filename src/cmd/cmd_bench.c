@@ -8,7 +8,7 @@
 static struct {
     const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
     double seconds, bpw, trunk_bpw, head_bpw;
-    int64_t threads, tiles, prompt, passages, layers;
+    int64_t threads, tiles, prompt, passages, layers, blocks;
     bool json;
 } o = {.seconds = 1,
        .bpw = 2.3125,
@@ -90,6 +90,14 @@ static const struct kd_opt opts[] = {
      .help = "farm: the coordinator and its workers, to simulate: machines as for plan (gb300, "
              "spark:8, FILE), or tiles/s and TFLOP/s as 351000/47 (0: encodes nothing)"},
     KD_OPT_ROW_MODEL_DEVICE(&o.device),
+    {.name = "blocks",
+     .type = KD_OPT_INT,
+     .out = &o.blocks,
+     .arg = "N",
+     .help = "encode, decode on a device: at most so many blocks at once, as on one with fewer "
+             "multiprocessors; default as many as fit",
+     .min = 1,
+     .max = 65535},
     {.name = "shape",
      .type = KD_OPT_STR,
      .out = &o.shape,
@@ -137,7 +145,8 @@ static int check_options(const char *what, const char *model, struct kd_err *err
                 {"--ledger", o.ledger, farm},
                 {"--layers", o.layers > 0, farm || (forward && o.shape)},
                 {"--units", o.units, farm},
-                {"--device", o.device, forward},
+                {"--device", o.device, forward || codec},
+                {"--blocks", o.blocks > 0, codec && o.device},
                 {"--shape", o.shape, forward},
                 {"MODEL", model, !farm && !codec}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
@@ -185,6 +194,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .units = o.units,
                          .layers = o.layers,
                          .device = o.device,
+                         .blocks = o.blocks,
                          .shape = o.shape,
                          .bpw = o.bpw,
                          .trunk_bpw = o.trunk_bpw,
@@ -224,6 +234,7 @@ const struct kd_cmd kd_cmd_bench = {
     .summary = "measure encoding, decoding, the forward pass, the server and the farm's ledger",
     .args = "encode|decode|forward|serve|farm [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
+               "kondense bench encode --device cuda --rate 2 --blocks 48\n"
                "kondense bench forward --model k3-nano\n"
                "kondense bench forward --device cuda --shape k3 --layers 12\n"
                "kondense bench serve model --require toks=15,ttft=2",
@@ -239,6 +250,10 @@ const struct kd_cmd kd_cmd_bench = {
         "are also set against the multipliers: the operations that a weight takes, over the lanes "
         "a "
         "cycle that were measured.\n\n"
+        "encode and decode with --device measure a device's kernels alone, from codes and tiles "
+        "that lie there: tiles a second beside their costs' way through the device's memory, and "
+        "products of K3's shapes (and of sixteen experts for a token) beside what its memory gives "
+        "a copy.\n\n"
         "forward on a device also tells what a step of decoding has to move through its memory, "
         "what "
         "that takes at the rate of copying, measured first, and how much more the step took; per "

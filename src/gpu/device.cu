@@ -21,7 +21,7 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
     cudaDeviceProp p;
     size_t free_bytes, bytes;
-    int count = 0;
+    int count = 0, khz = 0;
     struct kd_gpu *g;
 
     *out = NULL;
@@ -38,6 +38,8 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
     pthread_mutex_init(&g->lock, NULL);
     if (kd_gpu_failed(cudaSetDevice(index), err, "choosing the device") ||
         kd_gpu_failed(cudaGetDeviceProperties(&p, index), err, "asking the device") ||
+        kd_gpu_failed(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, index), err,
+                      "asking the device") ||
         kd_gpu_failed(cudaMemGetInfo(&free_bytes, &bytes), err, "asking for its memory") ||
         kd_gpu_failed(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), err,
                       "a stream") ||
@@ -52,6 +54,7 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
     g->facts.sms = p.multiProcessorCount;
     g->facts.memory_bytes = (int64_t)bytes;
     g->facts.free_bytes = (int64_t)free_bytes;
+    g->facts.ghz = khz * 1e-6;
     g->facts.block_shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
     *out = g;
     return 0;

@@ -20,6 +20,7 @@ struct kd_gpu_facts {
     int sms;
     int64_t memory_bytes, free_bytes;
     int64_t block_shared_bytes; /* that one block may have */
+    double ghz;                 /* the highest clock of its multiprocessors */
 };
 
 int kd_gpu_count(void);

@@ -15,6 +15,7 @@ for text in gpu cuda: cuda:0,1; do
     done
 done
 for command in "generate $nano --ids 1,2" "chat $nano -p hello" "bench forward --model $nano -s 0.01" \
+    "bench encode -s 0.01 --rate 2" "bench decode -s 0.01 --rate 2" \
     "check $nano $nano --text $KONDENSE_TEST_ROOT/tests/data/text/eval.txt --rows 1" "serve $nano --port 0"; do
     [ "$(code "$KONDENSE" $command --device cuda:1000)" = 1 ] || fail "$command: exit code"
     [ "$(grep -c '^kondense ' "$tmp/err")" = 1 ] || fail "$command: not one line"
@@ -22,7 +23,7 @@ for command in "generate $nano --ids 1,2" "chat $nano -p hello" "bench forward -
 done
 [ "$(code "$KONDENSE" bench forward --shape k3)" = 2 ] || fail "a shape on the CPU"
 [ "$(code "$KONDENSE" bench forward --model "$nano" --shape k3)" = 2 ] || fail "a model and a shape"
-[ "$(code "$KONDENSE" bench encode --device cuda)" = 2 ] || fail "encode has no device"
+[ "$(code "$KONDENSE" bench encode --blocks 48)" = 2 ] || fail "blocks of the CPU"
 [ "$(code "$KONDENSE" generate "$nano" -p 'It was' -n 16 --device cpu)" = 0 ] || fail "--device cpu"
 mv "$tmp/out" "$tmp/want"
 

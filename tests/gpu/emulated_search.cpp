@@ -75,21 +75,22 @@ int main(void)
     using namespace kd_trellis;
     int bad = 0;
 
-    bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 128, 5, 2, 2);
-    bad += hold<half_steps<2, false>, 2, false, 2>(32, KD_CB_MUL1, 128, 5, 1, 2);
-    bad += hold<half_steps<3, true>, 3, true, 2>(52, KD_CB_MCG, 64, 3, 2, 1);
-    bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 64, 5, 1, 0);
-    bad += hold<half_steps<2, true>, 2, true>(37, KD_CB_MUL1, 128, 2, 1, 0);
-    bad += hold<half_steps<1, false>, 1, false>(16, KD_CB_3INST, 128, 1, 1, 0);
-    bad += hold<half_steps<1, true>, 1, true>(24, KD_CB_MUL1, 128, 1, 1, 0);
-    bad += hold<half_steps<3, false>, 3, false>(48, KD_CB_MCG, 32, 2, 1, 0);
-    bad += hold<half_steps<3, true>, 3, true>(52, KD_CB_MUL1, 128, 2, 1, 0);
-    bad += hold<half_steps<4, false>, 4, false>(64, KD_CB_MUL1, 128, 2, 1, 0);
-    bad += hold<fine_steps, 4, true>(72, KD_CB_MUL1, 128, 1, 1, 0);
-    bad += hold<wide_steps<5>, 5, false, 2>(80, KD_CB_MUL1, 128, 3, 1, 2);
-    bad += hold<wide_steps<6>, 6, false, 2>(96, KD_CB_MCG, 128, 1, 1, 0);
+    /* Every kind of rate; whole seams and tiles without a path (six grids) are left to a few. */
+    bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 128, 2, 2, 0);
+    bad += hold<half_steps<2, false>, 2, false, 2>(32, KD_CB_MUL1, 16, 3, 1, 2);
+    bad += hold<half_steps<3, true>, 3, true, 2>(52, KD_CB_MCG, 16, 2, 1, 0);
+    bad += hold<half_steps<2, false>, 2, false>(32, KD_CB_MUL1, 64, 1, 1, 0);
+    bad += hold<half_steps<2, true>, 2, true>(37, KD_CB_MUL1, 128, 1, 1, 0);
+    bad += hold<half_steps<1, false>, 1, false>(16, KD_CB_3INST, 32, 1, 1, 0);
+    bad += hold<half_steps<1, true>, 1, true>(24, KD_CB_MUL1, 16, 1, 1, 0);
+    bad += hold<half_steps<3, false>, 3, false>(48, KD_CB_MCG, 32, 1, 1, 0);
+    bad += hold<half_steps<3, true>, 3, true>(52, KD_CB_MUL1, 64, 1, 1, 0);
+    bad += hold<half_steps<4, false>, 4, false>(64, KD_CB_MUL1, 32, 1, 1, 0);
+    bad += hold<fine_steps, 4, true>(72, KD_CB_MUL1, 8, 1, 1, 0);
+    bad += hold<wide_steps<5>, 5, false, 2>(80, KD_CB_MUL1, 16, 2, 1, 2);
+    bad += hold<wide_steps<6>, 6, false, 2>(96, KD_CB_MCG, 32, 1, 1, 0);
     bad += hold<wide_steps<7>, 7, false>(112, KD_CB_3INST, 64, 1, 1, 0);
-    bad += hold<fine_steps, 6, true>(100, KD_CB_MCG, 64, 2, 1, 0);
-    bad += hold<fine_steps, 8, false>(128, KD_CB_MUL1, 128, 1, 1, 0);
+    bad += hold<fine_steps, 6, true>(100, KD_CB_MCG, 16, 1, 1, 0);
+    bad += hold<fine_steps, 8, false>(128, KD_CB_MUL1, 8, 1, 1, 0);
     return bad != 0;
 }
