@@ -430,7 +430,8 @@ static int listen_on(struct server *s, struct kd_err *err)
                                .expert_mass = o.mass < 1 ? o.mass : 0,
                                .shared_cache = o.shared,
                                .tell_usage_last = o.usage_last,
-                               .store_bytes = o.store};
+                               .store_bytes = o.store,
+                               .cache_dir = o.cache_dir};
     if (kd_api_init(&s->api, &a, err))
         return -1;
     s->api.context = o.ctx;

@@ -29,6 +29,7 @@ struct kd_api_options {
     int64_t store_bytes;     /* stored responses (64 MiB) */
     double store_s;          /* how long they are kept (3600) */
     int64_t said_bytes;      /* tokens of answers, for the turns after them (32 MiB) */
+    const char *cache_dir;   /* where they are kept for the next start too, or NULL; the engine's */
 };
 
 struct kd_api {

@@ -1,5 +1,6 @@
 /* What the endpoints share, the table of routes, and the small ones: tokenize, health, metrics. */
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/rand.h"
 #include "serve/api_request.h"
@@ -62,6 +63,12 @@ int kd_api_attach(struct kd_api *api, struct kd_engine *e, struct kd_err *err)
         api->context = api->cfg->context;
     if (kd_vocab_open(&api->vocab, api->tok, err))
         return -1;
+    if (api->o.cache_dir) {
+        char path[4096];
+        if (kd_path_join(path, sizeof path, api->o.cache_dir, "answers.kdsaid", err) ||
+            kd_said_keep(api->said, path, kd_engine_model_hash(e), err))
+            return -1;
+    }
     api->engine = e;
     return 0;
 }

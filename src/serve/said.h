@@ -8,7 +8,9 @@
  *     kd_said_call(&m, id, name, arguments, n);
  *     if (!kd_said_key(&m, key)) kd_said_put(s, key, ids, count);
  *
- * Kept within a byte limit, the longest unused go first. Thread-safe; a kd_said_message is not. */
+ * Kept within a byte limit, the longest unused go first; with kd_said_keep in a file too, so that a
+ * conversation goes on after a restart as if there had been none (docs/formats/answers.md).
+ * Thread-safe; a kd_said_message is not. */
 #ifndef KD_SERVE_SAID_H
 #define KD_SERVE_SAID_H
 
@@ -38,5 +40,13 @@ int kd_said_key(struct kd_said_message *m, char key[65]);
 void kd_said_put(struct kd_said *s, const char key[65], const int32_t *ids, int64_t count);
 /* Appends the ids to out; false: not there (or no memory). */
 bool kd_said_get(struct kd_said *s, const char key[65], struct kd_ids *out);
+
+/* Takes in what the file says, if it is this model's, and adds to it whatever is put from then on;
+ * the folder belongs to this process. A file that grew to several times the byte limit is written
+ * anew. One that cannot be added to any more is told of once, and left. `model`: 64 hex digits. */
+int kd_said_keep(struct kd_said *s, const char *path, const char *model,
+                 struct kd_err *err) KD_MUST;
+/* The bytes of such a file. Returns how many of them are whole, 0 when it is another model's. */
+int64_t kd_said_read(struct kd_said *s, const void *data, int64_t bytes, const char *model);
 
 #endif

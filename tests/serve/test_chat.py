@@ -6,8 +6,10 @@ import os
 import pty
 import select
 import subprocess
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 from harness import NANO, Server, calls_of, case, chat_body, main, merge, read_all
 
@@ -474,6 +476,45 @@ def echoed():
     plain = s.chat(f"say x{THINK}Hi there.{RESP}{END}", return_token_ids=True)["choices"][0]
     got = s.ok("/tokenize", {"messages": [{"role": "user", "content": "a"}, plain["message"], {"role": "user", "content": "b"}]})["tokens"]
     assert any(got[i:i + len(plain["token_ids"])] == plain["token_ids"] for i in range(len(got)))
+
+
+@case("tools", "with --cache-dir the tokens of answers outlive the server, killed or not; of another key's they stay unknown")
+def echoed_after_restart():
+    with tempfile.TemporaryDirectory() as d:
+        w = [tool("f", **SCHEMA["properties"])]
+        fields = dict(tools=w, tool_choice="required", max_tokens=2000, thinking_budget=5, return_token_ids=True)
+        keys = Path(d, "keys")
+        keys.write_text("one\ntwo\n")
+        keys.chmod(0o600)
+        start = lambda: Server("--cache-dir", d + "/cache", "--api-key-file", str(keys))
+        mine, other = ({"Authorization": "Bearer " + k} for k in ("one", "two"))
+
+        def ask(server, seed):
+            return json.loads(server.request("POST", "/v1/chat/completions", dict(
+                model="k3-nano", messages=[{"role": "user", "content": f"random {seed}"}], seed=seed, **fields), mine)[2])["choices"][0]
+
+        def holds(server, c, headers):
+            m = c["message"]
+            after = [{"role": "user", "content": "x"}, m] + [
+                {"role": "tool", "tool_call_id": k["id"], "content": "7"} for k in m["tool_calls"]]
+            got = json.loads(server.request("POST", "/tokenize", {"messages": after, "tools": w}, headers)[2])["tokens"]
+            return any(got[i:i + len(c["token_ids"])] == c["token_ids"] for i in range(len(got)))
+
+        a = start()
+        made = [ask(a, seed) for seed in range(1, 5)]
+        assert all(holds(a, c, mine) for c in made)
+        a.kill()  # as kill -9 does
+        b = start()
+        assert all(holds(b, c, mine) for c in made)
+        assert not all(holds(b, c, other) for c in made), "rendering gives the same: this shows nothing"
+        made.append(ask(b, 9))
+        assert b.stop() == 0
+        file = Path(d, "cache", "answers.kdsaid")
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_bytes(file.read_bytes()[:-3])  # the last one is torn
+        c = start()
+        assert all(holds(c, x, mine) for x in made[:-1])
+        c.kill()
 
 
 @case("operation", "a request over --timeout ends with length")
