@@ -1,6 +1,7 @@
 /* bench serve --text: what drafts from the text so far are worth, on texts of the user's choice.
- * Each passage goes to an engine without drafts and to one with them, in turn; the answers must be
- * the same, token for token. */
+ * Each passage goes to an engine without drafts, to one with them and to another one without, in
+ * turns; the answers must be the same, token for token. What the two without differ by is what the
+ * machine did. */
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -13,10 +14,11 @@
 #include <string.h>
 
 enum { PROMPT = 512, ANSWER = 192, TEXT_BYTES_MAX = 64 << 20 };
+enum { PLAIN, WITH, AGAIN, ENGINES };
 
 struct draft {
     const struct kd_bench *b;
-    struct kd_engine *engine[2]; /* without, with */
+    struct kd_engine *engine[ENGINES];
     struct kd_ids text;
 };
 
@@ -80,28 +82,30 @@ static int compare(const struct made *a, const struct made *b, struct kd_err *er
 /* All passages of the text at one temperature. */
 static int row(struct draft *d, const char *name, double temperature, struct kd_err *err)
 {
-    double seconds[2] = {0}, cpu[2] = {0};
+    double seconds[ENGINES] = {0}, cpu[ENGINES] = {0};
     int64_t made = 0, drafted = 0, accepted = 0, steps = 0;
     for (int64_t p = 0; p < d->b->passages; p++) {
         const int32_t *prompt = d->text.id + (d->text.count - PROMPT) / d->b->passages * p;
-        struct made m[2] = {0};
-        int64_t first = p % 2; /* each of the two comes second as often */
-        int rc = make(d->engine[first], prompt, temperature, (uint64_t)p, &m[first], err) ||
-                 make(d->engine[!first], prompt, temperature, (uint64_t)p, &m[!first], err) ||
-                 compare(&m[0], &m[1], err);
-        for (int i = 0; i < 2; i++) {
+        struct made m[ENGINES] = {0};
+        int rc = 0;
+        for (int64_t i = p; i < p + ENGINES && !rc; i++) /* each comes first as often */
+            rc = make(d->engine[i % ENGINES], prompt, temperature, (uint64_t)p, &m[i % ENGINES],
+                      err);
+        rc = rc || compare(&m[PLAIN], &m[WITH], err) || compare(&m[PLAIN], &m[AGAIN], err);
+        for (int i = 0; i < ENGINES; i++) {
             seconds[i] += m[i].seconds;
             cpu[i] += m[i].cpu;
             kd_ids_release(&m[i].ids);
         }
         if (rc)
             return -1;
-        made += m[1].usage.made_tokens - 1; /* the first one comes with the prompt */
-        drafted += m[1].usage.draft_tokens;
-        accepted += m[1].usage.draft_accepted;
-        steps += m[1].usage.draft_steps;
+        made += m[WITH].usage.made_tokens - 1; /* the first one comes with the prompt */
+        drafted += m[WITH].usage.draft_tokens;
+        accepted += m[WITH].usage.draft_accepted;
+        steps += m[WITH].usage.draft_steps;
     }
-    double plain = (double)made / seconds[0], with = (double)made / seconds[1];
+    double plain = 2 * (double)made / (seconds[PLAIN] + seconds[AGAIN]),
+           with = (double)made / seconds[WITH], plain_cpu = (cpu[PLAIN] + cpu[AGAIN]) / 2;
     double acceptance = drafted ? (double)accepted / (double)drafted : 0;
     double depth = steps ? (double)drafted / (double)steps : 0;
     double share = (double)steps / (double)(made - accepted);
@@ -110,18 +114,21 @@ static int row(struct draft *d, const char *name, double temperature, struct kd_
     kd_jw_num(d->b->w, "temperature", temperature);
     kd_jw_num(d->b->w, "tokens_s", plain);
     kd_jw_num(d->b->w, "tokens_s_drafts", with);
-    kd_jw_num(d->b->w, "tokens_cpu_s", (double)made / cpu[0]);
-    kd_jw_num(d->b->w, "tokens_cpu_s_drafts", (double)made / cpu[1]);
+    kd_jw_num(d->b->w, "tokens_cpu_s", (double)made / plain_cpu);
+    kd_jw_num(d->b->w, "tokens_cpu_s_drafts", (double)made / cpu[WITH]);
+    kd_jw_num(d->b->w, "again", seconds[PLAIN] / seconds[AGAIN] - 1);
+    kd_jw_num(d->b->w, "again_cpu", cpu[PLAIN] / cpu[AGAIN] - 1);
     kd_jw_num(d->b->w, "acceptance", acceptance);
     kd_jw_num(d->b->w, "depth", depth);
     kd_jw_num(d->b->w, "steps_with_drafts", share);
     kd_jw_close(d->b->w, '}');
     if (d->b->screen)
         printf("drafts on %-12s temperature %g: %6.1f tokens/s without, %6.1f with (%+.0f %%; "
-               "%+.0f %% by CPU time); %2.0f %% accepted of %.2f at a time, in %2.0f %% of the "
-               "steps\n",
+               "%+.0f %% by CPU time; without once more: %+.0f %%, %+.0f %%); %2.0f %% accepted of "
+               "%.2f at a time, in %2.0f %% of the steps\n",
                name, temperature, plain, with, 100 * (with / plain - 1),
-               100 * (cpu[0] / cpu[1] - 1), 100 * acceptance, depth, 100 * share);
+               100 * (plain_cpu / cpu[WITH] - 1), 100 * (seconds[PLAIN] / seconds[AGAIN] - 1),
+               100 * (cpu[PLAIN] / cpu[AGAIN] - 1), 100 * acceptance, depth, 100 * share);
     return 0;
 }
 
@@ -148,10 +155,10 @@ int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err)
 {
     struct draft d = {.b = b};
     int rc = 0;
-    for (int i = 0; i < 2 && !rc; i++) {
+    for (int i = 0; i < ENGINES && !rc; i++) {
         struct kd_engine_options o = {.threads = kd_pool_threads(b->run->pool),
                                       .no_idle_prefill = true,
-                                      .draft_max = i ? 0 : -1};
+                                      .draft_max = i == WITH ? 0 : -1};
         rc = kd_engine_open(&d.engine[i], b->model, &o, err);
     }
     for (const char *at = b->texts; !rc && *at;) {
@@ -162,7 +169,7 @@ int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err)
         at += n + (at[n] == ',');
     }
     kd_ids_release(&d.text);
-    kd_engine_close(d.engine[0]);
-    kd_engine_close(d.engine[1]);
+    for (int i = 0; i < ENGINES; i++)
+        kd_engine_close(d.engine[i]);
     return rc ? -1 : 0;
 }
