@@ -78,7 +78,7 @@ def a_killed_worker_and_a_late_one():
     kill(f.workers.pop("a"))
     f.worker("late")
     # What a person sees meanwhile: layers, rates, shares, idle time, bytes, and the run on other numbers.
-    s = f.until(done(3))
+    s = f.until(lambda s: any(c["layer"] == 2 for c in s["layers"]))
     text = must("farm", "status", f.dst)
     for word in ("layers    [##", "experts/s", "share", "idle", "down", "on workers like these, on 1: "):
         assert word in text, text
