@@ -6,17 +6,22 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { NOWHERE = -1, UNCOUNTED = -2 };
+enum { PLACES = (int)KD_SCOPES * (int)KD_PARTS, NOWHERE = -1, UNCOUNTED = -2 };
 
 static atomic_bool on;
 static atomic_uint round_now; /* what a thread remembers of an earlier measurement is void */
-static _Atomic int64_t spent_ns[KD_SCOPES * KD_PARTS];
+static _Atomic int64_t spent_ns[PLACES];
 
 static _Thread_local struct {
     unsigned round;
     int at; /* scope * KD_PARTS + part, or NOWHERE */
     int64_t since_ns;
 } mine = {.at = NOWHERE};
+
+static int place(int scope, int part)
+{
+    return scope * KD_PARTS + part;
+}
 
 static int go(int to)
 {
@@ -37,17 +42,17 @@ static int go(int to)
 void kd_parts_begin(void)
 {
     atomic_fetch_add(&round_now, 1);
-    for (int i = 0; i < KD_SCOPES * KD_PARTS; i++)
+    for (int i = 0; i < PLACES; i++)
         atomic_store(&spent_ns[i], 0);
     atomic_store(&on, true);
-    go(KD_SCOPE_LAYER * KD_PARTS + KD_PART_FORWARD);
+    go(place(KD_SCOPE_LAYER, KD_PART_FORWARD));
 }
 
 void kd_parts_end(double seconds[KD_SCOPES][KD_PARTS])
 {
     go(NOWHERE);
     atomic_store(&on, false);
-    for (int i = 0; i < KD_SCOPES * KD_PARTS; i++)
+    for (int i = 0; i < PLACES; i++)
         seconds[i / KD_PARTS][i % KD_PARTS] = (double)atomic_load(&spent_ns[i]) * 1e-9;
 }
 
@@ -56,12 +61,12 @@ int kd_part_enter(enum kd_part part)
     if (!atomic_load(&on) || mine.round != atomic_load(&round_now) || mine.at == NOWHERE ||
         mine.at % KD_PARTS == KD_PART_WAIT)
         return UNCOUNTED;
-    return go(mine.at / KD_PARTS * KD_PARTS + (int)part);
+    return go(place(mine.at / KD_PARTS, (int)part));
 }
 
 int kd_scope_enter(enum kd_scope scope, enum kd_part part)
 {
-    return atomic_load(&on) ? go((int)scope * KD_PARTS + (int)part) : UNCOUNTED;
+    return atomic_load(&on) ? go(place((int)scope, (int)part)) : UNCOUNTED;
 }
 
 void kd_part_leave(int was)
