@@ -39,9 +39,10 @@ static double sum_of(double s[KD_SCOPES][KD_PARTS], int scope)
 
 static void each_moment_once(void **state)
 {
-    double s[KD_SCOPES][KD_PARTS], begun = kd_clock_s();
+    double s[KD_SCOPES][KD_PARTS];
     (void)state;
     search(0.001); /* off: nothing */
+    double begun = kd_clock_s();
     kd_parts_begin();
     double on = kd_clock_s();
     search(0.008);
@@ -54,9 +55,9 @@ static void each_moment_once(void **state)
     spend(0.003);
     double wall = kd_clock_s() - on;
     kd_parts_end(s);
-    assert_true(on > begun);
+    double most = kd_clock_s() - begun;
     double all = sum_of(s, KD_SCOPE_LAYER) + sum_of(s, KD_SCOPE_COMPARE);
-    assert_true(all > 0.999 * wall && all < wall + 0.005);
+    assert_true(all > 0.999 * wall && all < most + 0.001);
     assert_true(s[KD_SCOPE_LAYER][KD_PART_SEARCH] >= 0.0099);
     assert_true(s[KD_SCOPE_LAYER][KD_PART_WRITE] >= 0.0079);
     assert_true(s[KD_SCOPE_LAYER][KD_PART_WAIT] >= 0.0139);
@@ -94,9 +95,11 @@ static void lanes_add_up(void **state)
     assert_true(s[KD_SCOPE_EXPERT][KD_PART_WRITE] >= 4 * 0.0009);
     assert_true(s[KD_SCOPE_LAYER][KD_PART_SEARCH] == 0 && s[KD_SCOPE_LAYER][KD_PART_WRITE] == 0);
     /* The next one begins at nothing. */
+    double begun = kd_clock_s();
     kd_parts_begin();
     kd_parts_end(s);
-    assert_true(sum_of(s, KD_SCOPE_EXPERT) == 0 && sum_of(s, KD_SCOPE_LAYER) < 0.005);
+    assert_true(sum_of(s, KD_SCOPE_EXPERT) == 0);
+    assert_true(sum_of(s, KD_SCOPE_LAYER) < kd_clock_s() - begun + 0.001);
 }
 
 int main(void)
