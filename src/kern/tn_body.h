@@ -181,7 +181,7 @@ static void hadamard(const float *x, float *out, int64_t blocks)
 KD_INLINE void kda_cols(const int regs, float *S, const float *q, const float *k, const float *v,
                         const float *alpha, float beta, int64_t dk, int64_t dv, float *out)
 {
-    enum { REGS_MAX = 4 };
+    enum { REGS_MAX = 8 };
     vf r[REGS_MAX], o[REGS_MAX], d[REGS_MAX];
 #pragma GCC unroll 32
     for (int c = 0; c < regs; c++)
@@ -214,6 +214,9 @@ static void kda_step(float *S, const float *q, const float *k, const float *v, c
                      float beta, int64_t dk, int64_t dv, float *out)
 {
     int64_t j = 0;
+    if (VF_W == 16) /* with 32 registers: a whole row of K3's state, which lies in one piece */
+        for (; j + 8 * VF_W <= dv; j += 8 * VF_W)
+            kda_cols(8, S + j, q, k, v + j, alpha, beta, dk, dv, out + j);
     for (; j + 4 * VF_W <= dv; j += 4 * VF_W)
         kda_cols(4, S + j, q, k, v + j, alpha, beta, dk, dv, out + j);
     for (; j + VF_W <= dv; j += VF_W)
