@@ -2,6 +2,7 @@
 #include "base/show.h"
 #include "cmd/cmd.h"
 #include "cmd/inspect.h"
+#include "convert/synth.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,6 +153,33 @@ static void text_shards(struct kd_buf *b, const struct kd_inspect *in)
     kd_buf_char(b, '\n');
 }
 
+static void text_made(struct kd_buf *b, const struct kd_inspect *in)
+{
+    struct kd_synth_made m;
+    if (!kd_synth_made_of(kd_ckpt_dir(in->ck), &m))
+        return;
+    kd_buf_printf(b, "  made        layers %lld to %lld of %lld", (long long)m.first,
+                  (long long)m.last, (long long)m.of);
+    if (m.ranks > 1)
+        kd_buf_printf(b, ", rank %lld of %lld", (long long)m.rank, (long long)m.ranks);
+    kd_buf_printf(b, ", seed %lld: weights of no model\n", (long long)m.seed);
+}
+
+static void json_made(struct kd_jw *w, const struct kd_inspect *in)
+{
+    struct kd_synth_made m;
+    if (!kd_synth_made_of(kd_ckpt_dir(in->ck), &m))
+        return;
+    kd_jw_open(w, "made", '{');
+    kd_jw_int(w, "first_layer", m.first);
+    kd_jw_int(w, "last_layer", m.last);
+    kd_jw_int(w, "of_layers", m.of);
+    kd_jw_int(w, "rank", m.rank);
+    kd_jw_int(w, "ranks", m.ranks);
+    kd_jw_int(w, "seed", m.seed);
+    kd_jw_close(w, '}');
+}
+
 static void text_bits(struct kd_buf *b, const struct kd_inspect *in)
 {
     kd_buf_printf(b, "\n  %-22s %21s %10s %10s\n", "bits a weight", "parameters", "codes", "real");
@@ -214,6 +242,7 @@ static int print_text(struct kd_buf *b, const struct kd_inspect *in, const char 
 {
     text_head(b, in, path);
     text_shards(b, in);
+    text_made(b, in);
     text_table(b, in);
     text_bits(b, in);
     if (in->unknown_keys.size_bytes)
@@ -380,6 +409,7 @@ static int json_model(struct kd_jw *w, const struct kd_inspect *in, const char *
     kd_jw_int(w, "tensor_count", in->total.tensors);
     json_sizes(w, in);
     json_shards(w, in);
+    json_made(w, in);
     json_tally(w, "dtypes", &in->dtypes);
     json_words(w, "unknown_keys", &in->unknown_keys);
     json_tally(w, "unknown_tensors", &in->unknown);

@@ -513,3 +513,20 @@ int kd_synth_write(const struct kd_synth *s, const struct kd_run *run, const cha
         close(lock);
     return rc ? -1 : 0;
 }
+
+bool kd_synth_made_of(const char *dir, struct kd_synth_made *m)
+{
+    struct kd_err no;
+    struct kd_json *root = NULL;
+    char path[4096];
+    int rc = kd_path_join(path, sizeof path, dir, "synth.json", &no) || !kd_file_exists(path) ||
+             kd_json_load(&root, path, 1 << 24, &no) ||
+             kd_json_int(root, "of_layers", 1, KD_K3_LAYERS_MAX, &m->of, &no) ||
+             kd_json_int(root, "first_layer", 0, m->of - 1, &m->first, &no) ||
+             kd_json_int(root, "last_layer", m->first, m->of - 1, &m->last, &no) ||
+             kd_json_int(root, "ranks", 1, 1 << 20, &m->ranks, &no) ||
+             kd_json_int(root, "rank", 0, m->ranks - 1, &m->rank, &no) ||
+             kd_json_int(root, "seed", 0, INT64_MAX, &m->seed, &no);
+    kd_json_free(root);
+    return !rc;
+}

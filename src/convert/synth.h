@@ -45,4 +45,11 @@ void kd_synth_facts(const struct kd_synth *s, struct kd_synth_facts *f);
 int kd_synth_write(const struct kd_synth *s, const struct kd_run *run, const char *dst,
                    struct kd_err *err) KD_MUST;
 
+/* What a folder's synth.json says of it: false where none says anything of use. */
+struct kd_synth_made {
+    int64_t first, last, of; /* layers */
+    int64_t rank, ranks, seed;
+};
+bool kd_synth_made_of(const char *dir, struct kd_synth_made *m);
+
 #endif

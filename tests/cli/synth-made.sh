@@ -86,6 +86,9 @@ for f in mxfp4 exl3; do
         "$KONDENSE" generate "$work/$f.$r" --ids 1,2 -n 1 >/dev/null || fail "rank $r of $f does not run"
     done
 done
+"$KONDENSE" inspect "$work/exl3.part" >"$work/out"
+grep -q "made  *layers 1 to 2 of 3, seed 3: weights of no model" "$work/out" || fail "inspect: $(head -12 "$work/out")"
+"$KONDENSE" inspect "$work/mxfp4.1" --json | grep -A6 '"made"' | grep -q '"rank": 1' || fail "inspect --json"
 python3 - "$work" <<'P' || fail "parts"
 import glob, json, re, struct, sys
 d = sys.argv[1]
