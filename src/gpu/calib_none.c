@@ -1,6 +1,8 @@
 /* Calibration on a device in a build without CUDA: there is never room. */
 #include "gpu/calib.h"
 
+/* Signatures are the device's. NOLINTBEGIN(readability-non-const-parameter) */
+
 int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, const float *x,
                      int64_t ldx, int64_t T, float *y, int64_t ldy, bool *done, struct kd_err *err)
 {
@@ -110,3 +112,5 @@ int64_t kd_gpu_inner_bytes(const struct kd_gpu_inner *j)
     (void)j;
     return 0;
 }
+
+/* NOLINTEND(readability-non-const-parameter) */

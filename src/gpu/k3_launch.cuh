@@ -3,6 +3,7 @@
 #ifndef KD_GPU_K3_LAUNCH_CUH
 #define KD_GPU_K3_LAUNCH_CUH
 
+#include "gpu/k3_kda_chunk.cuh"
 #include "gpu/k3_mla_fast.cuh"
 
 namespace kd_k3
@@ -61,10 +62,34 @@ void launch_situ(const float *a, const float *b, float beta, float linear, int64
                     a, b, beta, linear, count, out);
 }
 
+template <enum kda_part PART, class STREAM>
+void launch_kda_heads(const kd_gpu_k3_batch &b, const kd_gpu_k3_kda &a,
+                      [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(kda_heads<PART>, 1, b.segs * a.heads, KDA_THREADS, sizeof(kda_shared), stream,
+                    b, a);
+}
+
 template <class STREAM>
 void launch_kda(const kd_gpu_k3_batch &b, const kd_gpu_k3_kda &a, [[maybe_unused]] STREAM stream)
 {
-    KD_LAUNCH_EARLY(kda_heads, 1, b.segs * a.heads, KDA_THREADS, sizeof(kda_shared), stream, b, a);
+    const int64_t blocks = b.rows / CHUNK * a.heads; /* at least as many as there are chunks */
+
+    if (!a.work || !blocks || b.rows == b.segs) {
+        launch_kda_heads<KDA_ALL>(b, a, stream);
+        return;
+    }
+    launch_kda_heads<KDA_LEAD>(b, a, stream);
+    KD_LAUNCH_EARLY(kda_chunk_inputs, 1, blocks, CHUNK_THREADS, sizeof(chunk_shared), stream, b, a);
+    KD_LAUNCH_EARLY(kda_chunk_walk, 1, b.segs * a.heads * WALK_SLICES, WALK_THREADS,
+                    sizeof(walk_shared), stream, b, a);
+    KD_LAUNCH_EARLY(kda_chunk_outputs, 1, blocks, CHUNK_THREADS, 0, stream, b, a);
+    launch_kda_heads<KDA_TAIL>(b, a, stream);
+}
+
+static inline int64_t kda_floats(int64_t heads, int64_t rows)
+{
+    return rows / CHUNK * heads * WORK_FLOATS;
 }
 
 template <class STREAM>

@@ -74,9 +74,19 @@ extern "C" int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, 
     return kd_gpu_failed(cudaGetLastError(), err, "starting an activation");
 }
 
+extern "C" int64_t kd_gpu_k3_kda_floats(int64_t heads, int64_t rows)
+{
+    return kda_floats(heads, rows);
+}
+
 extern "C" int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                                  const struct kd_gpu_k3_kda *k, struct kd_err *err)
 {
+    if (k->work && kd_gpu_failed(cudaFuncSetAttribute((const void *)kda_chunk_inputs,
+                                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                      sizeof(chunk_shared)),
+                                 err, "shared memory for KDA"))
+        return -1;
     launch_kda(*b, *k, g->stream);
     return kd_gpu_failed(cudaGetLastError(), err, "starting KDA");
 }

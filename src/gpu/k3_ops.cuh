@@ -506,16 +506,35 @@ KD_DEV float kda_token(float (&S)[KD_GPU_K3_DIM], const kda_shared *s, float v, 
     return o;
 }
 
-/* exp of the log decay of one channel. */
-KD_DEV float kda_alpha(const kd_gpu_k3_kda &a, float z, float dt, float ea)
+/* The log decay of one channel. */
+KD_DEV float kda_log(const kd_gpu_k3_kda &a, float z, float dt, float ea)
 {
     const float x = z + dt;
-    const float g = a.bounded ? kd_sigmoid1(x * ea) * a.lower_bound : kd_softplus1(x, kd_exp1(x < 0.0f ? x : -x)) * -ea;
+    return a.bounded ? kd_sigmoid1(x * ea) * a.lower_bound
+                     : kd_softplus1(x, kd_exp1(x < 0.0f ? x : -x)) * -ea;
+}
 
-    return kd_exp1(g);
+KD_DEV float kda_alpha(const kd_gpu_k3_kda &a, float z, float dt, float ea)
+{
+    return kd_exp1(kda_log(a, z, dt, ea));
+}
+
+/* Which tokens of a segment a launch takes: all, or those before its whole chunks or after them. */
+enum kda_part { KDA_ALL, KDA_LEAD, KDA_TAIL };
+enum { CHUNK = 64 };
+
+/* Whole chunks of a segment, and the tokens before the first. */
+KD_DEV int64_t chunks_of(const kd_gpu_k3_seg &seg, int64_t *lead)
+{
+    const int64_t before = (CHUNK - seg.pos % CHUNK) % CHUNK;
+    const int64_t n = seg.count > before ? (seg.count - before) / CHUNK : 0;
+
+    *lead = n ? before : seg.count;
+    return n;
 }
 
 /* Block b: head b % heads of segment b / heads, thread c its channel c. */
+template <enum kda_part PART>
 KD_KERNEL void KD_BOUNDS(KDA_THREADS, 3) kda_heads(const kd_gpu_k3_batch b, const kd_gpu_k3_kda a)
 {
     constexpr int D = KD_GPU_K3_DIM;
@@ -523,7 +542,7 @@ KD_KERNEL void KD_BOUNDS(KDA_THREADS, 3) kda_heads(const kd_gpu_k3_batch b, cons
     kda_shared *s = (kda_shared *)memory;
     const int c = kd_thread(), half = c % 32 / 16;
     const int64_t heads = a.heads, h = kd_block() % heads, channels = heads * D, at = h * D + c;
-    const kd_gpu_k3_seg seg = b.seg[kd_block() / heads];
+    kd_gpu_k3_seg seg = b.seg[kd_block() / heads];
     float *const state = seg.kda + a.state, *const S = state + h * D * D + c,
                  *const conv = state + heads * D * D + at;
     const int64_t stream = (KD_GPU_K3_TAPS - 1) * channels;
@@ -534,6 +553,14 @@ KD_KERNEL void KD_BOUNDS(KDA_THREADS, 3) kda_heads(const kd_gpu_k3_batch b, cons
         kd_prefetch(state + h * D * D + 32 * i);
     kd_launch_wait();
     kd_launch_next();
+    if (PART != KDA_ALL) {
+        int64_t lead;
+        const int64_t chunked = chunks_of(seg, &lead) * CHUNK;
+        seg.first += PART == KDA_TAIL ? lead + chunked : 0;
+        seg.count = PART == KDA_TAIL ? seg.count - lead - chunked : lead;
+        if (seg.count <= 0)
+            return;
+    }
 #pragma unroll
     for (int i = 0; i < D; i++)
         column[i] = S[i * D];

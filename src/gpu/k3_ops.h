@@ -7,8 +7,8 @@
  *
  * A row's bits depend on its own sequence alone: not on the other rows, nor on how its sequence is
  * cut into calls. The short convolutions, the gates and the recurrence of KDA give the CPU's bits
- * for the same inputs (a token at a time); sums over a row (norms, mixes, attention) run in
- * another fixed order than the CPU's.
+ * for the same inputs (a token at a time, without `work`); sums over a row (norms, mixes,
+ * attention) run in another fixed order than the CPU's.
  *
  * Widths that a kernel is built for are checked once by kd_gpu_k3_fits. */
 #ifndef KD_GPU_K3_OPS_H
@@ -101,7 +101,12 @@ struct kd_gpu_k3_kda {
     const float *decay, *dt_bias, *o_norm;
     int64_t state; /* floats from seg.kda to this layer's state */
     float *y;      /* [rows][heads * 128] */
+    /* NULL, or kd_gpu_k3_kda_floats(): whole chunks of 64 tokens at absolute multiples of 64 are
+     * taken in closed form (k3-model 4.2), which is much faster and has other last bits. Then a cut
+     * inside a chunk changes bits, too; cuts at multiples of 64 change none. */
+    float *work;
 };
+int64_t kd_gpu_k3_kda_floats(int64_t heads, int64_t rows);
 int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_kda *k, struct kd_err *err) KD_MUST;
 

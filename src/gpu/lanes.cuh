@@ -266,6 +266,11 @@ KD_DEV float kd_add(float a, float b)
 {
     return __fadd_rn(a, b);
 }
+/* e^x for x <= 0, within 2^-21 of it plus 2^-23 times |x| of it. */
+KD_DEV float kd_exp_near(float x)
+{
+    return __expf(x);
+}
 /* The low or high one of two signed 16-bit numbers, plus more. */
 KD_DEV int kd_low_plus(uint32_t pair, int more)
 {

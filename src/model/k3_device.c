@@ -42,6 +42,7 @@ static void lay_out(const struct kd_k3_device *d, struct kd_k3_device_work *w, s
     w->z = take(a, R * ch);
     w->fa = take(a, R * c->kda_dim);
     w->beta = take(a, R * c->kda_heads);
+    w->chunks = d->cls == KD_GPU_FAST ? take(a, kd_gpu_k3_kda_floats(c->kda_heads, R)) : NULL;
     w->cq = take(a, R * c->q_lora);
     w->kv = take(a, R * (c->kv_lora + c->rope));
     w->mla_floats = kd_gpu_k3_mla_floats(d->fast, c->heads, c->kv_lora, R, c->context, 0, &parts);
@@ -310,7 +311,8 @@ static int kda(const struct run *r, int64_t l, struct kd_err *err)
                                     .dt_bias = D->dt_bias,
                                     .o_norm = D->o_norm,
                                     .state = D->state,
-                                    .y = w->y};
+                                    .y = w->y,
+                                    .work = w->chunks};
     return mul(r, l, KDA_IN, err) || mul(r, l, KDA_GATE, err) ||
                    kd_gpu_k3_kda_run(r->d->g, &r->b, &k, err)
                ? -1

@@ -40,6 +40,7 @@ struct kd_k3_device_work {
     float *p, *bank, *x, *y,
         *a; /* stream, banks, normed input, attention before o_proj and after */
     float *q, *k, *v, *gate, *z, *fa, *beta; /* KDA; q and gate also MLA's */
+    float *chunks;                           /* of KDA; NULL for checks */
     float *cq, *kv, *mla;
     float *inner, *up, *f, *shared; /* MLPs: gate half, then the product; up half; routed, shared */
     float *logits, *latent, *u, *weight;

@@ -134,7 +134,6 @@ struct kd_todo {
 
 struct kd_engine {
     struct kd_engine_options o;
-    bool device; /* the model is on one */
     char *disk_dir;
     struct kd_kern kern;
     struct kd_run run;
@@ -145,7 +144,7 @@ struct kd_engine {
     struct kd_prefix *prefix;
     int64_t fixed_bytes, page_bytes;
     pthread_t worker;
-    bool started;
+    bool started, device; /* device: the model is on one */
     void (*trace)(void *ctx, int64_t layer, int64_t seq, int64_t pos, const int32_t *ids,
                   const float *w);
     void *trace_ctx;

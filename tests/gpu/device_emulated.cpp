@@ -426,6 +426,11 @@ int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta,
     return then(g, [=] { launch_situ(a, b, beta, linear, count, out, 0); });
 }
 
+int64_t kd_gpu_k3_kda_floats(int64_t heads, int64_t rows)
+{
+    return kda_floats(heads, rows);
+}
+
 int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_kda *k, struct kd_err *)
 {

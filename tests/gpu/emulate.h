@@ -373,6 +373,10 @@ KD_DEV float kd_add(float a, float b)
 {
     return a + b;
 }
+KD_DEV float kd_exp_near(float x)
+{
+    return expf(x);
+}
 KD_DEV int kd_low_plus(uint32_t pair, int more)
 {
     return (int16_t)pair + more;

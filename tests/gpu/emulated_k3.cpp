@@ -66,7 +66,7 @@ static void test_kda(void)
                        taps[1].data(), taps[2].data(),
                        decay.data(),   dt.data(),
                        norm.data(),    STATE,
-                       y.data()};
+                       y.data(),       nullptr};
     if (kd_kern_pick(&k, nullptr)) {
         failures++;
         return;
@@ -87,6 +87,66 @@ static void test_kda(void)
         hold(!bad, cut ? "KDA token by token: bits that differ" : "KDA: bits that differ",
              (double)bad);
     }
+}
+
+/* Whole chunks between tokens one by one, several sequences; then the first of them cut where a
+ * chunk ends. */
+static void test_kda_chunks(void)
+{
+    enum { HEADS = 2, CH = HEADS * KD_GPU_K3_DIM, ROWS = 133 + 64 + 5, CUT = 67, STATE = 64 };
+    const size_t floats_each = STATE + CH * KD_GPU_K3_DIM + 9 * CH;
+    values v(11);
+    struct kd_kern k;
+    floats q = v.some(ROWS * CH, 2), kk = v.some(ROWS * CH, 2), vv = v.some(ROWS * CH, 2),
+           gate = v.some(ROWS * CH, 3), z = v.some(ROWS * CH, 3, -3),
+           beta = v.some(ROWS * HEADS, 3),
+           taps[3] = {v.some(CH * 4), v.some(CH * 4), v.some(CH * 4)}, decay = v.some(HEADS, 1, 2),
+           dt = v.some(CH), norm = v.some(KD_GPU_K3_DIM, 0.3f, 1), y(ROWS * CH, -7),
+           want(ROWS * CH), work((size_t)kda_floats(HEADS, ROWS), NAN);
+    floats state[4] = {v.some(floats_each), v.some(floats_each), v.some(floats_each), {}},
+           wanted[3] = {state[0], state[1], state[2]};
+    const int64_t first[3] = {0, 133, 197}, count[3] = {133, 64, 5}, pos[3] = {61, 0, 0};
+    kd_gpu_k3_kda a = {HEADS,          4,
+                       true,           -5.0f,
+                       1e-5f,          q.data(),
+                       kk.data(),      vv.data(),
+                       gate.data(),    z.data(),
+                       beta.data(),    taps[0].data(),
+                       taps[1].data(), taps[2].data(),
+                       decay.data(),   dt.data(),
+                       norm.data(),    STATE,
+                       y.data(),       work.data()};
+    kd_gpu_k3_seg seg[3];
+    double far = 0;
+    if (kd_kern_pick(&k, nullptr)) {
+        failures++;
+        return;
+    }
+    state[3] = state[0];
+    for (int s = 0; s < 3; s++) {
+        seg[s] = {first[s], count[s], pos[s], wanted[s].data(), nullptr};
+        kda_want(k, a, seg[s], want.data());
+        seg[s].kda = state[s].data();
+    }
+    launch_kda({ROWS, 3, nullptr, nullptr, seg, 200}, a, 0);
+    far = apart(y, std::vector<double>(want.begin(), want.end()));
+    for (int s = 0; s < 3; s++)
+        far =
+            std::max(far, apart(state[s], std::vector<double>(wanted[s].begin(), wanted[s].end())));
+    hold(far < 4e-6, "KDA in chunks", far);
+    const size_t tail = (size_t)first[2] * CH;
+    hold(!memcmp(&y[tail], &want[tail], 5 * CH * sizeof(float)) &&
+             !bits_differ(state[2], wanted[2]),
+         "KDA without a whole chunk: bits that differ", 0);
+
+    const floats whole = y;
+    seg[0] = {0, CUT, 61, state[3].data(), nullptr};
+    launch_kda({CUT, 1, nullptr, nullptr, seg, 200}, a, 0);
+    seg[0] = {CUT, 133 - CUT, 61 + CUT, state[3].data(), nullptr};
+    launch_kda({133 - CUT, 1, nullptr, nullptr, seg, 200}, a, 0);
+    hold(!memcmp(y.data(), whole.data(), 133 * CH * sizeof(float)) &&
+             !bits_differ(state[3], state[0]),
+         "KDA cut at the end of a chunk: bits that differ", 0);
 }
 
 /* What works on rows or values alone. */
@@ -334,6 +394,7 @@ int main(void)
     test_mix(14, true, true, false, true, "mix, fifteen banks");
     test_rows();
     test_kda();
+    test_kda_chunks();
     test_mla({128, 2, 6, true, false, 2e-6, "MLA, latents of 128, two heads"});
     test_mla({256, 4, 2, false, false, 2e-6, "MLA, latents of 256, fp32"});
     test_mla({512, 19, 2, true, false, 2e-6, "MLA, latents of 512, 19 heads"});

@@ -155,10 +155,10 @@ struct kda_layer {
           ddt(dt), dnorm(norm), y(rows * CH)
     {
     }
-    kd_gpu_k3_kda device(int64_t state) const
+    kd_gpu_k3_kda device(int64_t state, float *work = nullptr) const
     {
         return {HEADS,    4,     true,  -5.0f, 1e-5f,     dq.at,  dk.at,    dv.at, dgate.at, dz.at,
-                dbeta.at, t0.at, t1.at, t2.at, ddecay.at, ddt.at, dnorm.at, state, y.at};
+                dbeta.at, t0.at, t1.at, t2.at, ddecay.at, ddt.at, dnorm.at, state, y.at,     work};
     }
     kd_gpu_k3_kda host() const
     {
@@ -171,7 +171,7 @@ struct kda_layer {
                 taps[1].data(), taps[2].data(),
                 decay.data(),   dt.data(),
                 norm.data(),    0,
-                nullptr};
+                nullptr,        nullptr};
     }
 };
 
@@ -192,6 +192,37 @@ static void check_kda(const struct kd_kern &k)
     const size_t bad = bits_differ(L.y.back(), want) + bits_differ(s0.back(), state[0]) +
                        bits_differ(s1.back(), state[1]);
     hold(!bad, "KDA, 5 + 2 tokens: bits unlike the CPU's", (double)bad);
+}
+
+/* Chunks against the recurrence, from the middle of a chunk on; then cut at a chunk's end. */
+static void check_kda_chunks(const struct kd_kern &k)
+{
+    enum { ROWS = 3 + 3 * 64 + 9, CUT = 3 + 64 };
+    values v(5);
+    kda_layer L(v, ROWS);
+    floats state = v.some(STATE), want(ROWS * CH);
+    there<float> s0(state), s1(state), work(kd_gpu_k3_kda_floats(HEADS, ROWS));
+    batch b({{ROWS, 61, s0.at, {}}});
+    kd_gpu_k3_kda a = L.device(0, work.at);
+    const kd_gpu_k3_seg seg = {0, ROWS, 61, state.data(), nullptr};
+    kda_want(k, L.host(), seg, want.data());
+    must(kd_gpu_k3_kda_run(gpu, &b.b, &a, &err));
+    const floats whole = L.y.back(), after = s0.back();
+    const double far = std::max(apart(whole, std::vector<double>(want.begin(), want.end())),
+                                apart(after, std::vector<double>(state.begin(), state.end())));
+    hold(far < 4e-6, "KDA in chunks, 204 tokens", far);
+    for (int half = 0; half < 2; half++) {
+        const int64_t from = half ? CUT : 0;
+        batch part({{half ? ROWS - CUT : CUT, 61 + from, s1.at, {}}});
+        kd_gpu_k3_kda c = a;
+        for (const float **x : {&c.q, &c.k, &c.v, &c.gate, &c.z})
+            *x += from * CH;
+        c.beta += from * HEADS;
+        c.y += from * CH;
+        must(kd_gpu_k3_kda_run(gpu, &part.b, &c, &err));
+    }
+    const size_t bad = bits_differ(L.y.back(), whole) + bits_differ(s1.back(), after);
+    hold(!bad, "KDA in chunks, cut at a chunk's end: bits that differ", (double)bad);
 }
 
 static void check_route(const struct kd_kern &k)
@@ -368,15 +399,20 @@ static void time_kda(double most)
         });
         line(what, us, 8.0 * STATE * n, most, 0);
     }
-    for (int n : {1, 8}) {
+    there<float> work(kd_gpu_k3_kda_floats(HEADS, 512));
+    for (int n : {1, 8, -1, -8}) { /* negative: in chunks */
+        const bool chunks = n < 0;
         std::vector<batch::one> s;
+        n = chunks ? -n : n;
         for (int i = 0; i < n; i++)
             s.push_back({512 / n, 0, state.at + (int64_t)i * LAYERS * STATE, {}});
         batch b(s);
         char what[64];
-        snprintf(what, sizeof what, "KDA, 512 tokens in %d sequences", n);
+        snprintf(what, sizeof what, "KDA, 512 tokens in %d sequences%s", n,
+                 chunks ? ", chunks" : "");
         line(what, time_us([&](int i) {
-                 const kd_gpu_k3_kda a = L.device(i % LAYERS * (int64_t)STATE);
+                 const kd_gpu_k3_kda a =
+                     L.device(i % LAYERS * (int64_t)STATE, chunks ? work.at : nullptr);
                  return kd_gpu_k3_kda_run(gpu, &b.b, &a, &err);
              }),
              0, 1, 0);
@@ -527,6 +563,7 @@ int main(void)
     check_mix(8, false, false, true);
     check_rows(k);
     check_kda(k);
+    check_kda_chunks(k);
     check_route(k);
     check_mla(131, 2, false);
     check_mla(5000, 2, false);
