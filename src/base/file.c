@@ -293,6 +293,10 @@ int kd_out_open(struct kd_outfile *f, const char *path, struct kd_err *err)
     f->fd = -1;
     if (strlen(path) >= sizeof f->path)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", path);
+    /* A rename over a device, a pipe or a folder of that name would put a file in its place. */
+    struct stat st;
+    if (!stat(path, &st) && !S_ISREG(st.st_mode))
+        return kd_fail(err, KD_EIO, "cannot write '%s': it is there and is not a plain file", path);
     snprintf(f->path, sizeof f->path, "%s", path);
     snprintf(f->tmp, sizeof f->tmp, "%s.tmpXXXXXX", path);
     f->fd = mkostemp(f->tmp, O_CLOEXEC);

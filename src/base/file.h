@@ -57,6 +57,7 @@ struct kd_outfile {
     char path[4096];
     char tmp[4096 + 16];
 };
+/* What is there under that name must be a plain file. */
 int kd_out_open(struct kd_outfile *f, const char *path, struct kd_err *err) KD_MUST;
 int kd_out_write(struct kd_outfile *f, const void *data, int64_t bytes, struct kd_err *err) KD_MUST;
 /* Syncs and renames to the final name. After a failure the temporary file is gone. */

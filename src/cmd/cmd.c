@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
@@ -50,10 +51,23 @@ static void on_signal(int sig)
     __atomic_store_n(&kd_cmd_stop, 1, __ATOMIC_RELAXED); /* other threads look at it */
 }
 
+/* Into what is no plain file itself: a device, a pipe, a link such as /dev/stdout. */
+static int put_through(const struct kd_buf *b, const char *path, struct kd_err *err)
+{
+    FILE *f = fopen(path, "we");
+    if (!f)
+        return kd_fail_sys(err, "cannot write '%s'", path);
+    bool bad = fwrite(b->data, 1, b->size_bytes, f) != b->size_bytes;
+    return fclose(f) || bad ? kd_fail_sys(err, "cannot write '%s'", path) : 0;
+}
+
 int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err)
 {
     if (kd_buf_ok(b, path, err))
         return -1;
+    struct stat st;
+    if (strcmp(path, "-") != 0 && !lstat(path, &st) && !S_ISREG(st.st_mode))
+        return put_through(b, path, err);
     if (strcmp(path, "-") != 0)
         return kd_file_write(path, b->data, b->size_bytes, err);
     return fwrite(b->data, 1, b->size_bytes, stdout) == b->size_bytes

@@ -22,7 +22,8 @@ int kd_main(int argc, const char **argv);
         .name = "json", .letter = 'j', .type = KD_OPT_FLAG, .out = (where), .help = "print JSON"   \
     }
 
-/* Writes what `b` holds to the file `path`, or to standard output for "-". */
+/* Writes what `b` holds to the file `path`, whole or not at all, or to standard output for "-";
+ * into what is there and is no plain file (a device, a pipe, a link) as it is. */
 int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err) KD_MUST;
 /* What every command that computes needs: the kernel table and a pool (threads 0: all CPUs). */
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads,

@@ -296,9 +296,10 @@ static int report(const struct kd_pilot *p, struct kd_err *err)
 {
     bool screen = !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
     char text[256];
-    if ((o.json && put(o.json, kd_pilot_json, p, err)) ||
-        (o.html && put(o.html, kd_pilot_html, p, err)) ||
-        (screen && put("-", kd_pilot_text, p, err)))
+    /* The screen first: what was measured is not lost to a file that cannot be written. */
+    if ((screen && put("-", kd_pilot_text, p, err)) ||
+        (o.json && put(o.json, kd_pilot_json, p, err)) ||
+        (o.html && put(o.html, kd_pilot_html, p, err)))
         return -1;
     if (p->over && kd_pilot_limit(p, 0, text, sizeof text))
         return kd_fail(err, KD_EGATE, "past the limit: %s", text);
@@ -307,8 +308,8 @@ static int report(const struct kd_pilot *p, struct kd_err *err)
 
 static int pilot(struct work *w, const char *src, struct kd_err *err)
 {
-    if (o.json && o.html && !strcmp(o.json, "-") && !strcmp(o.html, "-"))
-        return kd_fail(err, KD_EUSAGE, "only one of --json and --html can go to standard output");
+    if (o.json && o.html && !strcmp(o.json, o.html))
+        return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s'", o.json);
     kd_progress_quiet(o.quiet);
     if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
         kd_cmd_encoder_open(&w->run, o.device, err) || take_machines(w, err) ||

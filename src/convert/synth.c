@@ -393,38 +393,6 @@ static void write_facts(const struct kd_synth *s, struct kd_buf *out)
     kd_buf_char(out, '\n');
 }
 
-/* Whether DST may be written into: 1 when a killed run had already finished it. */
-static int take_folder(const struct kd_synth *s, const char *dst, const char *work, int *lock,
-                       bool *finished, struct kd_err *err)
-{
-    struct kd_buf now, old;
-    char path[4096];
-    *finished = false;
-    if (kd_path_join(path, sizeof path, dst, "config.json", err))
-        return -1;
-    if (kd_file_exists(path) && !kd_dir_exists(work))
-        return kd_fail(err, KD_EUSAGE, "'%s' already holds a model; choose another folder", dst);
-    *finished = kd_file_exists(path);
-    kd_buf_init(&now, 1 << 24);
-    kd_buf_init(&old, 1 << 24);
-    write_facts(s, &now);
-    int rc = kd_dir_make(work, err) || kd_dir_lock(work, lock, err) ||
-             kd_path_join(path, sizeof path, work, "synth.json", err) || kd_buf_ok(&now, path, err);
-    if (!rc && !kd_file_exists(path))
-        rc = kd_file_write(path, now.data, now.size_bytes, err);
-    else if (!rc)
-        rc = kd_file_read(&old, path, 1 << 24, err);
-    if (!rc && old.size_bytes &&
-        (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes) != 0))
-        rc = kd_fail(err, KD_EUSAGE,
-                     "'%s' was begun with another config or other options (compare %s): use the "
-                     "same ones, or remove the folder",
-                     dst, path);
-    kd_buf_release(&now);
-    kd_buf_release(&old);
-    return rc || kd_dir_sweep(dst, err) ? -1 : 0;
-}
-
 static int shard_path(const struct kd_synth *s, const char *dst, int32_t shard, char *out,
                       size_t size, bool *there, struct kd_err *err)
 {
@@ -434,6 +402,78 @@ static int shard_path(const struct kd_synth *s, const char *dst, int32_t shard, 
         return -1;
     *there = kd_file_exists(out);
     return 0;
+}
+
+/* Refuses a folder that was not begun here and has a file of one of our names: it would be kept as
+ * if it had been made, or written over. */
+static int refuse_foreign(const struct kd_synth *s, const char *dst, struct kd_err *err)
+{
+    static const char *const small[] = {"model.safetensors.index.json", "tiktoken.model",
+                                        "tokenizer_config.json", "synth.json", "config.json"};
+    int32_t shards = s->rates.shard_count, files = (int32_t)(sizeof small / sizeof *small);
+    char path[4096];
+    bool there;
+    for (int32_t i = 0; i < shards + files; i++) {
+        if (i < shards) {
+            if (shard_path(s, dst, i, path, sizeof path, &there, err))
+                return -1;
+        } else if (kd_path_join(path, sizeof path, dst, small[i - shards], err)) {
+            return -1;
+        }
+        if (!access(path, F_OK))
+            return kd_fail(err, KD_EUSAGE,
+                           "'%s' is there and was not made by this command: "
+                           "choose another folder",
+                           path);
+    }
+    return 0;
+}
+
+/* Writes down what is made, or holds it against what the folder was begun with: until the config
+ * is there that is the work folder's, from then on the finished model's own. */
+static int hold_facts(const struct kd_synth *s, const char *dst, const char *in, bool finished,
+                      struct kd_err *err)
+{
+    struct kd_buf now, old;
+    char path[4096];
+    if (kd_path_join(path, sizeof path, in, "synth.json", err))
+        return -1;
+    bool begun = finished || kd_file_exists(path);
+    kd_buf_init(&now, 1 << 24);
+    kd_buf_init(&old, 1 << 24);
+    write_facts(s, &now);
+    int rc = kd_buf_ok(&now, path, err);
+    if (!rc && !begun)
+        rc = refuse_foreign(s, dst, err) || kd_file_write(path, now.data, now.size_bytes, err);
+    else if (!rc)
+        rc = kd_file_read(&old, path, 1 << 24, err);
+    if (!rc && begun &&
+        (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes) != 0))
+        rc = kd_fail(err, KD_EUSAGE,
+                     "'%s' was begun with another config or other options (compare %s): use the "
+                     "same ones, or remove the folder",
+                     dst, path);
+    kd_buf_release(&now);
+    kd_buf_release(&old);
+    /* Before it was begun, nothing in it is ours to sweep. */
+    return rc || (begun && kd_dir_sweep(dst, err)) ? -1 : 0;
+}
+
+/* Whether DST may be written into; finished: a killed run had already finished it. */
+static int take_folder(const struct kd_synth *s, const char *dst, const char *work, int *lock,
+                       bool *finished, struct kd_err *err)
+{
+    char path[4096];
+    *finished = false;
+    if (kd_path_join(path, sizeof path, dst, "config.json", err))
+        return -1;
+    if (kd_file_exists(path) && !kd_dir_exists(work))
+        return kd_fail(err, KD_EUSAGE, "'%s' already holds a model; choose another folder", dst);
+    *finished = kd_file_exists(path);
+    return kd_dir_make(work, err) || kd_dir_lock(work, lock, err) ||
+                   hold_facts(s, dst, *finished ? dst : work, *finished, err)
+               ? -1
+               : 0;
 }
 
 static int write_shards(const struct kd_synth *s, const struct kd_run *run, const char *dst,

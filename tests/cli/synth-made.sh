@@ -72,6 +72,25 @@ diff -r "$work/one" "$work/killed" || fail "killed and gone on with: other bytes
 # Begun with something else, finished already.
 mkdir -p "$work/begun/.synth" && echo '{}' >"$work/begun/.synth/synth.json"
 fails 2 "another config or other options" synth "$work/begun" --config "$awkward"
+: >"$work/begun/.synth/synth.json"
+fails 2 "another config or other options" synth "$work/begun" --config "$awkward"
+# A file of one of its names that it did not make is neither kept nor written over; others stay.
+mkdir "$work/foreign" && echo 1 | tee "$work/foreign/model-00002-of-000005.safetensors" >"$work/foreign/a.tmp123456"
+fails 2 "model-00002-of-000005.safetensors' is there and was not made" synth "$work/foreign" --config "$awkward"
+test "$(cat "$work/foreign"/*)" = "1
+1" || fail "touches what it refuses: $(ls "$work/foreign")"
+# Killed while it removed its work folder: finished, and that only for what it is.
+mkdir "$work/killed/.synth"
+fails 2 "another config or other options" synth "$work/killed" --config "$awkward" --seed 8
+"$KONDENSE" synth "$work/killed" --config "$awkward" --seed 7 >/dev/null
+diff -r "$work/one" "$work/killed" || fail "finished, then finished again: other bytes"
+# Reports into what is no plain file: it is still there, and a full one is an error.
+mkfifo "$work/pipe" && cat "$work/pipe" >"$work/piped" &
+until test -p "$work/pipe"; do sleep 0.01; done
+"$KONDENSE" synth --config "$awkward" --dry-run --json "$work/pipe" >/dev/null
+wait $! && test -p "$work/pipe" && grep -q file_bytes "$work/piped" || fail "a report into a pipe"
+ln -s /dev/full "$work/full"
+fails 1 "cannot write '$work/full': No space" synth --config "$awkward" --dry-run --json "$work/full"
 fails 2 "already holds" synth "$work/one" --config "$awkward" --seed 7
 
 # A range of layers has the weights of the whole; a rank's are a cut of it, in both forms.

@@ -126,11 +126,28 @@ static void whole_or_nothing(void **state)
     assert_int_equal(kd_out_open(&f, in_dir("no/such/a"), &err), -1);
     kd_out_abort(&f);
     /* A final name that cannot be taken: the temporary file goes too. */
-    assert_int_equal(kd_dir_make(in_dir("sub/x"), &err), 0);
     assert_int_equal(kd_out_open(&f, in_dir("sub"), &err), 0);
+    assert_int_equal(kd_dir_make(in_dir("sub/x"), &err), 0);
     assert_int_equal(kd_out_commit(&f, &err), -1);
     assert_int_equal(entries(), 2);
     kd_buf_release(&b);
+}
+
+/* No file takes a pipe's, a device's or a folder's place, and nothing temporary stays. */
+static void only_over_files(void **state)
+{
+    (void)state;
+    struct stat st;
+    assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
+    assert_int_equal(kd_file_write(in_dir("pipe"), "x", 1, &err), -1);
+    assert_int_equal(err.code, KD_EIO);
+    assert_non_null(strstr(err.msg, "not a plain file"));
+    assert_int_equal(stat(in_dir("pipe"), &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(symlink("/dev/null", in_dir("link")), 0);
+    assert_int_equal(kd_file_write(in_dir("link"), "x", 1, &err), -1);
+    assert_int_equal(kd_file_write(dir, "x", 1, &err), -1);
+    assert_int_equal(entries(), 2);
 }
 
 static void folders(void **state)
@@ -189,6 +206,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(writes_and_reads, setup, teardown),
         cmocka_unit_test_setup_teardown(maps, setup, teardown),
         cmocka_unit_test_setup_teardown(whole_or_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(only_over_files, setup, teardown),
         cmocka_unit_test_setup_teardown(folders, setup, teardown),
         cmocka_unit_test(names_from_outside),
         cmocka_unit_test_setup_teardown(lock, setup, teardown),
