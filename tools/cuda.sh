@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles and links the CUDA part where nvcc is, and runs its tests: without a GPU they skip.
-# KD_CUDA_ARCHS=90a compiles for those devices only (CI does, to save time).
+# KD_CUDA_ARCHS=90a compiles for those devices only; CI stops at their PTX (90a-virtual), to save time.
 set -eu
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/cuda/bin

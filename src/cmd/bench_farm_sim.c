@@ -248,6 +248,7 @@ static bool by_rates(struct kd_machine *m, const char *text)
 static int read_units(struct crew *c, const char *list, struct kd_err *err)
 {
     char part[512];
+    double tiles_s = 0;
     c->name = list;
     c->machines = 0;
     for (const char *at = list; *at;) {
@@ -259,9 +260,12 @@ static int read_units(struct crew *c, const char *list, struct kd_err *err)
         struct kd_machine *m = &c->m[c->machines++];
         if (!by_rates(m, part) && kd_machine_find(m, part, err))
             return kd_wrap(err, "--units");
+        tiles_s += m->tiles_s.v;
         at += n + (at[n] == ',');
     }
-    return c->machines ? 0 : kd_fail(err, KD_EUSAGE, "--units: no machine");
+    if (!c->machines)
+        return kd_fail(err, KD_EUSAGE, "--units: no machine");
+    return tiles_s > 0 ? 0 : kd_fail(err, KD_EUSAGE, "--units: nobody would encode");
 }
 
 int kd_bench_farm_units(const struct kd_bench *b, struct kd_err *err)
