@@ -7,6 +7,7 @@
 #define KD_GPU_CALIB_CUH
 
 #include "gpu/chains.cuh"
+#include "gpu/hadamard.cuh"
 #include "gpu/tn_tile.cuh"
 #include "num/elem_math.h"
 #include "num/exl3_ring.h"
@@ -79,27 +80,6 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_rows(KD_ARGS kd_calib_row
 
 /* ---- EXL3 ---- */
 
-/* Four values of a warp's 128: butterflies at distance 1, 2, 4, ..., 64, then 1 / sqrt(128). */
-KD_DEV void kd_calib_hadamard(float v[4])
-{
-    const float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-
-    v[0] = a + c;
-    v[1] = b + d;
-    v[2] = a - c;
-    v[3] = b - d;
-#pragma unroll
-    for (int h = 1; h < 32; h *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float other = kd_shuffle_xor(v[i], h);
-            v[i] = kd_thread() & h ? other - v[i] : v[i] + other;
-        }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] *= 0x1.6a09e6p-4f;
-}
-
 struct kd_calib_rotate_job {
     const void *x; /* [T][ldx] floats, or BF16 */
     bool bf16;
@@ -131,7 +111,7 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_rotate(KD_ARGS kd_calib_r
                                : ((const float *)j.x)[from]) *
                        kd_f16_f32(j.suh[at]);
         }
-        kd_calib_hadamard(v);
+        kd_hadamard128(v, kd_thread());
 #pragma unroll
         for (int i = 0; i < 4; i++)
             turned[(4 * lane + i) * PITCH + t] = v[i];
@@ -262,7 +242,7 @@ KD_DEV void kd_calib_back(const float *c, int64_t rows, int64_t n, int64_t at, c
     v[1] = s.y;
     v[2] = s.z;
     v[3] = s.w;
-    kd_calib_hadamard(v);
+    kd_hadamard128(v, kd_thread());
 #pragma unroll
     for (int i = 0; i < 4; i++)
         v[i] *= kd_f16_f32(svh[at % n + i]);

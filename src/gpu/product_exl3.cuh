@@ -358,7 +358,7 @@ KD_DEV void finish(const float *sums, int64_t step, int chunks, const uint16_t *
                 for (int i = 0; i < 4; i++)
                     v[i] = first + c ? v[i] + some[c][i] : some[c][i];
     }
-    rotate(v, lane);
+    kd_hadamard128(v, lane);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         v[i] = kd_mul(v[i], scale[i]);

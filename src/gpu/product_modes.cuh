@@ -2,6 +2,7 @@
 #ifndef KD_GPU_PRODUCT_MODES_CUH
 #define KD_GPU_PRODUCT_MODES_CUH
 
+#include "gpu/hadamard.cuh"
 #include "gpu/product_codes.cuh"
 
 namespace kd_exl3
@@ -47,27 +48,6 @@ struct task {
     int32_t *counter;                 /* [outs] units that are there */
 };
 
-/* 128 values, 4 a lane, in kern's order of operations. */
-KD_DEV void rotate(float v[4], int lane)
-{
-    float a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
-
-    v[0] = a + c;
-    v[1] = b + d;
-    v[2] = a - c;
-    v[3] = b - d;
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float other = kd_shuffle_xor(v[i], mask);
-            v[i] = lane & mask ? other - v[i] : v[i] + other;
-        }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] *= 0.088388346f; /* fp32 of 1 / sqrt(128) */
-}
-
 /* This warp's 128 inputs of all rows, rotated; most[t][warp]: the largest magnitude of each row.
  * Rows come four at a time, as loads take long. */
 KD_DEV void rotate_inputs(const task &k, int block, float *to, int stride, uint32_t (*most)[WARPS],
@@ -105,7 +85,7 @@ KD_DEV void rotate_inputs(const task &k, int block, float *to, int stride, uint3
             float v[4] = {kd_mul(f[j].x, s[0]), kd_mul(f[j].y, s[1]), kd_mul(f[j].z, s[2]),
                           kd_mul(f[j].w, s[3])};
             uint32_t m = 0;
-            rotate(v, lane);
+            kd_hadamard128(v, lane);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const uint32_t bits = kd_f32_bits(v[i]) & 0x7fffffffu;
