@@ -2,6 +2,7 @@
 # Experts side by side on the CPU: the bytes do not depend on how many there are or on their threads, a
 # kill and a resume with another number do not show, and the memory planned with them is enough.
 set -eu
+. "$KONDENSE_TEST_ROOT/tests/cli/kill_when.bash"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 sed 's/"num_experts": 2/"num_experts": 6/; s/"first_k_dense_replace": 1/"first_k_dense_replace": 2/' \
@@ -31,10 +32,5 @@ code=0
 "$KONDENSE" convert "$work/src" "$work/none" $args --lanes 65 2>"$work/err" || code=$?
 test $code -eq 2 && grep -q -- --lanes "$work/err"
 
-"$KONDENSE" convert "$work/src" "$work/killed" $args --threads 4 --lanes 4 >/dev/null 2>&1 &
-pid=$!
-while kill -0 $pid 2>/dev/null && ! test -e "$work"/killed/.work/*/*.unit; do sleep 0.02; done 2>/dev/null
-kill -9 $pid 2>/dev/null || true
-wait $pid 2>/dev/null || true
-test ! -e "$work/killed/config.json"
+kill_when "$work/killed" '.work/*/*.unit' "$KONDENSE" convert "$work/src" "$work/killed" $args --threads 4 --lanes 4
 make killed "" --resume --lanes 2 --threads 2

@@ -2,6 +2,7 @@
 # What a conversion must not lose or touch: scales of experts that stay as stored, a rate of several that
 # was finished before the others, damaged work files, folders that were there before.
 set -eu
+. "$KONDENSE_TEST_ROOT/tests/cli/kill_when.bash"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 text=$KONDENSE_TEST_ROOT/tests/data/text/calib.txt
@@ -89,11 +90,7 @@ fails 2 "finished" convert "$work/src" "$work/two" $args --bpw 2,3 --resume
 fails 2 "finished" convert "$work/src" "$work/two" $args --bpw 2,3 --resume --seed 1
 
 # A stream that changed or went away is an error that says what to do, never another model.
-"$KONDENSE" convert "$work/src" "$work/torn" $args --bpw 2 >/dev/null 2>&1 &
-pid=$!
-while ! test -e "$work/torn/model-00001-of-000004.safetensors" && kill -0 $pid 2>/dev/null; do sleep 0.01; done
-kill -9 $pid
-wait $pid 2>/dev/null || true
+kill_when "$work/torn" model-00001-of-000004.safetensors "$KONDENSE" convert "$work/src" "$work/torn" $args --bpw 2
 cp -r "$work/torn" "$work/lost"
 printf 'XYZ' | dd of="$work/torn/.work/stream.001" bs=1 seek=600 conv=notrunc status=none
 fails 1 "damaged; remove" convert "$work/src" "$work/torn" $args --bpw 2 --resume
@@ -101,11 +98,7 @@ rm "$work/lost/.work/stream.001"
 fails 1 "lost; remove" convert "$work/src" "$work/lost" $args --bpw 2 --resume
 
 # Work files that were damaged while nobody ran are set aside and made again: the same bytes in the end.
-"$KONDENSE" convert "$work/src" "$work/hurt" $args --bpw 2 >/dev/null 2>&1 &
-pid=$!
-while test -z "$(ls "$work"/hurt/.work/001/*.unit 2>/dev/null)" && kill -0 $pid 2>/dev/null; do sleep 0.002; done
-kill -9 $pid
-wait $pid 2>/dev/null || true
+kill_when "$work/hurt" '.work/001/*.unit' "$KONDENSE" convert "$work/src" "$work/hurt" $args --bpw 2
 n=0
 for u in "$work"/hurt/.work/0??/*.unit; do
     case $((n++ % 3)) in
