@@ -62,28 +62,6 @@ static void elem_situ(const float *g, const float *u, float beta, float linear, 
     memcpy(out + i, a, bytes);
 }
 
-/* kd_f16_f32 without a branch, so that loops over it become vector code. */
-static inline float half_value(uint16_t h)
-{
-    uint32_t a = h & 0x7fffu;
-    /* An exponent 112 too small, also for subnormals; of infinities and NaN all bits are set. */
-    uint32_t u = kd_f32_bits(kd_bits_f32(a << 13) * 0x1p112f);
-    return kd_bits_f32(u | (a >= 0x7c00u ? 0x7f800000u : 0u) | (uint32_t)(h & 0x8000u) << 16);
-}
-
-static void elem_scale_f16(const float *x, const uint16_t *h, int64_t n, float *out)
-{
-    float t[ELEM_BLOCK];
-    int64_t i = 0;
-    for (; i + ELEM_BLOCK <= n; i += ELEM_BLOCK) {
-        for (int j = 0; j < ELEM_BLOCK; j++)
-            t[j] = x[i + j] * half_value(h[i + j]);
-        memcpy(out + i, t, sizeof t);
-    }
-    for (; i < n; i++)
-        out[i] = x[i] * half_value(h[i]);
-}
-
 static void elem_axpy(float a, const float *x, float *y, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -156,7 +134,6 @@ static void set_elem(struct kd_kern *k)
     k->sigmoid = elem_sigmoid;
     k->silu = elem_silu;
     k->situ = elem_situ;
-    k->scale_f16 = elem_scale_f16;
     k->axpy = elem_axpy;
     k->rmsnorm = elem_rmsnorm;
     k->softmax = elem_softmax;

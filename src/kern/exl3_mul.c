@@ -7,8 +7,20 @@
 
 enum {
     BLOCK = 128,     /* one Hadamard block of outputs is one item of work */
+    FORESEEN = 256,  /* scales after which the hardware sees where reading goes */
     TOKENS_MAX = 256 /* tokens that share one decoding of the codes */
 };
+
+static void ask_for(const uint16_t *scales, int64_t n)
+{
+    for (int64_t i = 0; i < n && i < FORESEEN; i += 64 / (int64_t)sizeof *scales)
+        __builtin_prefetch(scales + i);
+}
+
+void kd_exl3_foresee(const struct kd_mat *w)
+{
+    ask_for(w->suh, w->cols);
+}
 
 void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const float *x, int64_t ldx,
                   int64_t T, float *rotated)
@@ -44,6 +56,7 @@ void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64
     struct kd_exl3_block b = block_of(w, item);
     int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
 
+    ask_for(w->svh + row, rows);
     for (int64_t t0 = 0; t0 < T; t0 += TOKENS_MAX) {
         int64_t tokens = T - t0 < TOKENS_MAX ? T - t0 : TOKENS_MAX;
         kern->mm_exl3(&b, rotated + t0 * w->cols_padded, w->cols_padded, tokens, out, BLOCK);

@@ -7,6 +7,8 @@
 
 #include "kern/mat.h"
 
+/* Soon w's inputs will be rotated: its scales are asked for. */
+void kd_exl3_foresee(const struct kd_mat *w);
 /* rotated[T][cols_padded]. */
 void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const float *x, int64_t ldx,
                   int64_t T, float *rotated);

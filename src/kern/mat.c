@@ -102,6 +102,8 @@ static void turn_item(void *ctx, int64_t i, int worker)
     int64_t step = tokens_per_turn(j->w), t0 = (i - m->turn[n]) * step;
     int64_t T = j->T - t0 < step ? j->T - t0 : step;
     (void)worker;
+    if (n + 2 < m->count && m->jobs[n + 2].w->type == KD_MAT_EXL3)
+        kd_exl3_foresee(m->jobs[n + 2].w);
     kd_exl3_turn(m->run->kern, j->w, j->x + t0 * j->ldx, j->ldx, T,
                  m->rotated + m->at[n] + t0 * j->w->cols_padded);
 }

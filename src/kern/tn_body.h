@@ -1,4 +1,4 @@
-/* gemm_tn, hadamard and kda_step, written in the vector vf of the including file (after mm_body.h,
+/* gemm_tn, scale_f16, hadamard and kda_step, written in the vector vf of the including file (after mm_body.h,
  * which has the macros). */
 
 enum {
@@ -148,6 +148,15 @@ static void gemm_tn(const float *a, int64_t lda, const float *b, int64_t ldb, in
     }
 }
 
+static void scale_f16(const float *x, const uint16_t *h, int64_t n, float *out)
+{
+    int64_t i = 0;
+    for (; i + VF_W <= n; i += VF_W)
+        vf_store(out + i, vf_mul(vf_load(x + i), vf_load_f16(h + i)));
+    for (; i < n; i++)
+        out[i] = x[i] * kd_f16_f32(h[i]);
+}
+
 static void hadamard(const float *x, float *out, int64_t blocks)
 {
     enum { REGS = 128 / VF_W };
@@ -238,6 +247,7 @@ static void kda_step(float *S, const float *q, const float *k, const float *v, c
 static void set_tn(struct kd_kern *k)
 {
     k->gemm_tn = gemm_tn;
+    k->scale_f16 = scale_f16;
     k->hadamard = hadamard;
     k->kda_step = kda_step;
 }

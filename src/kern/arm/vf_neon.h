@@ -62,6 +62,11 @@ static inline vf vf_load_bf16(const uint16_t *p)
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+
 /* The scale; the values come from two byte tables, the upper halves of their fp32 patterns. */
 typedef float32x4_t fp4_key;
 

@@ -83,6 +83,12 @@ static void gemm_tn(const float *a, int64_t lda, const float *b, int64_t ldb, in
                 c[i * ldc + j] = fmaf(a[s * lda + i], b[s * ldb + j], c[i * ldc + j]);
 }
 
+static void scale_f16(const float *x, const uint16_t *h, int64_t n, float *out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] * kd_f16_f32(h[i]);
+}
+
 /* Butterflies at distance 1, 2, ..., 64, then 1/sqrt(128) once. */
 static void hadamard(const float *x, float *out, int64_t blocks)
 {
@@ -129,6 +135,7 @@ void kd_kern_set_ref(struct kd_kern *k)
     k->mm_block = mm_block;
     k->gemm_tn = gemm_tn;
     k->dot = dot;
+    k->scale_f16 = scale_f16;
     k->hadamard = hadamard;
     k->kda_step = kda_step;
     set_elem(k);

@@ -378,17 +378,21 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
                         .y = y,
                         .ldy = ldy};
 
+    kd_column_prefetch(c.tile, c.step, b->k_tiles, u->bytes);
     for (int64_t n = 0; n < b->n_tiles; n++, c.tile += u->bytes, c.y += 16) {
         kd_column_prefetch(c.tile + u->bytes, c.step, b->k_tiles, u->bytes);
         column_of[u->layout][T - 1](u, &c);
     }
 }
 
-/* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles; `chains` of the eight,
- * those of rows 2t with t = t0, t0 + 2 or all. */
+/* What the sums of up to four tokens begin with: read from here, they need not be cleared. */
+static const float nothing[FEW * 8 * 16];
+
+/* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles, those of the tiles before
+ * in `from`; `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
 FLAT void add_panel(const float *panel, int64_t count, const float *x, int64_t ldx,
                     const unsigned tokens, const unsigned t0, const unsigned chains,
-                    float (*sum)[8][16])
+                    const float *from, float (*sum)[8][16])
 {
     __m512 s[4][8];
 
@@ -396,7 +400,7 @@ FLAT void add_panel(const float *panel, int64_t count, const float *x, int64_t l
     for (unsigned a = 0; a < tokens; a++)
 #pragma GCC unroll 8
         for (unsigned q = 0; q < chains; q++)
-            s[a][q] = _mm512_loadu_ps(sum[a][4 * t0 + q]);
+            s[a][q] = _mm512_loadu_ps(from + (8 * a + 4 * t0 + q) * 16);
     for (int64_t k = 0; k < count; k++, panel += 256, x += 16)
 #pragma GCC unroll 16
         for (unsigned j = 0; j < 2 * chains; j++) {
@@ -416,16 +420,17 @@ FLAT void add_panel(const float *panel, int64_t count, const float *x, int64_t l
 }
 
 static void add_panel_all(const float *panel, int64_t count, const float *x, int64_t ldx,
-                          int64_t tokens, float (*sum)[8][16])
+                          int64_t tokens, bool first, float (*sum)[8][16])
 {
     for (; tokens >= 4; tokens -= 4, x += 4 * ldx, sum += 4) {
-        add_panel(panel, count, x, ldx, 4, 0, 4, sum);
-        add_panel(panel, count, x, ldx, 4, 1, 4, sum);
+        const float *from = first ? nothing : sum[0][0];
+        add_panel(panel, count, x, ldx, 4, 0, 4, from, sum);
+        add_panel(panel, count, x, ldx, 4, 1, 4, from, sum);
     }
     for (; tokens >= 2; tokens -= 2, x += 2 * ldx, sum += 2)
-        add_panel(panel, count, x, ldx, 2, 0, 8, sum);
+        add_panel(panel, count, x, ldx, 2, 0, 8, first ? nothing : sum[0][0], sum);
     if (tokens)
-        add_panel(panel, count, x, ldx, 1, 0, 8, sum);
+        add_panel(panel, count, x, ldx, 1, 0, 8, first ? nothing : sum[0][0], sum);
 }
 
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
@@ -439,11 +444,11 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
         return;
     }
     const int64_t step = b->row_tiles * u->bytes;
+    kd_column_prefetch(b->codes, step, b->k_tiles, u->bytes);
     for (int64_t n = 0; n < b->n_tiles; n++) {
         kd_column_prefetch(b->codes + (n + 1) * u->bytes, step, b->k_tiles, u->bytes);
         for (int64_t t0 = 0; t0 < T; t0 += TOKENS) {
             int64_t tokens = T - t0 < TOKENS ? T - t0 : TOKENS;
-            memset(sum, 0, (size_t)tokens * sizeof sum[0]);
             for (int64_t k = 0; k < b->k_tiles; k += PANEL) {
                 int64_t count = b->k_tiles - k < PANEL ? b->k_tiles - k : PANEL;
                 for (int64_t i = 0; i < count; i++) {
@@ -452,7 +457,7 @@ static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
                         kd_tile_prefetch(tile + KD_TILES_AHEAD * step, u->bytes);
                     decode_rows(u, tile, panel + 256 * i);
                 }
-                add_panel_all(panel, count, x + t0 * ldx + 16 * k, ldx, tokens, sum);
+                add_panel_all(panel, count, x + t0 * ldx + 16 * k, ldx, tokens, k == 0, sum);
             }
             for (int64_t t = 0; t < tokens; t++) {
                 __m512 s[8];

@@ -63,6 +63,11 @@ static inline vf vf_load_bf16(const uint16_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+
 /* The eight magnitudes times the scale; the sign is put on by exclusive or. */
 typedef __m256 fp4_key;
 

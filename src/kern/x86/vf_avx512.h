@@ -65,6 +65,12 @@ static inline vf vf_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
+/* VF_W fp16 values. */
+static inline vf vf_load_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
 /* What decodes the codes of one MXFP4 group: here all 16 values times the group's scale. */
 typedef __m512 fp4_key;
 
