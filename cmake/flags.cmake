@@ -14,7 +14,7 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 target_compile_definitions(kd_flags INTERFACE _GNU_SOURCE KD_VERSION="${PROJECT_VERSION}")
 target_compile_options(kd_flags INTERFACE
   "SHELL:-include ${CMAKE_SOURCE_DIR}/src/base/banned.h"
-  -ffp-contract=off -fno-math-errno -fno-common -fno-strict-aliasing -fvisibility=hidden
+  -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-common -fno-strict-aliasing -fvisibility=hidden
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wdouble-promotion -Wstrict-prototypes
   -Wmissing-prototypes -Wold-style-definition -Wvla -Wundef -Wpointer-arith -Wcast-qual -Wwrite-strings
   -Wformat=2 -Wno-format-nonliteral -Wno-missing-field-initializers -Wswitch-enum -Wimplicit-fallthrough)

@@ -1,5 +1,5 @@
-/* gemm_tn, scale_f16, hadamard and kda_step, written in the vector vf of the including file (after mm_body.h,
- * which has the macros). */
+/* gemm_tn, scale_f16, hadamard and kda_step, written in the vector vf of the including file (after
+ * mm_body.h, which has the macros). */
 
 enum {
     TN_COLS = TN_REGS * VF_W,

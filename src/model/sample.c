@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "base/rand.h"
+#include "num/logsum.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -10,29 +11,6 @@ struct cand {
     double p; /* relative to the most likely token's 1 */
     int32_t id;
 };
-
-enum { BLOCK = 64 };
-
-/* exp(x) for x <= 0 from + - * / alone, so that every machine draws the same; 0 for NaN. `count`
- * values at a time: the divisions become vector code. */
-static void exp_down(double *v, int64_t count)
-{
-    double r[BLOCK], scale[BLOCK], sum[BLOCK];
-    for (int64_t i = 0; i < count; i++) {
-        bool seen = v[i] >= -700.0;
-        double x = seen ? v[i] : -700.0;
-        int64_t n = (int64_t)(x * 1.4426950408889634 - 0.5);
-        uint64_t bits = seen ? (uint64_t)(n + 1023) << 52 : 0;
-        memcpy(&scale[i], &bits, sizeof bits);
-        r[i] = (x - (double)n * 0.693147180369123816490) - (double)n * 1.90821492927058770002e-10;
-        sum[i] = 1.0;
-    }
-    for (int i = 14; i > 0; i--)
-        for (int64_t j = 0; j < count; j++)
-            sum[j] = 1.0 + sum[j] * r[j] / (double)i;
-    for (int64_t i = 0; i < count; i++)
-        v[i] = sum[i] * scale[i];
-}
 
 static bool before(const struct cand *a, const struct cand *b)
 {
@@ -94,18 +72,21 @@ static int64_t largest(const float *logits, int64_t vocab)
 static int64_t weights(const struct kd_sampling *s, const float *logits, int64_t vocab, float max,
                        struct cand *c)
 {
+    enum { BLOCK = 64 };
     int64_t n = 0;
-    double p[BLOCK];
+    double p[BLOCK], e[BLOCK];
     for (int64_t i0 = 0; i0 < vocab; i0 += BLOCK) {
         int64_t count = vocab - i0 < BLOCK ? vocab - i0 : BLOCK;
         for (int64_t i = 0; i < count; i++)
             p[i] = ((double)logits[i0 + i] - (double)max) / s->temperature;
-        exp_down(p, count);
+        for (int64_t i = 0; i < count; i++)
+            e[i] = kd_exp64(p[i]);
         for (int64_t i = 0; i < count; i++) {
-            if (logits[i0 + i] == max) /* also an infinite one */
-                p[i] = 1.0;
-            if (p[i] > 0.0)
-                c[n++] = (struct cand){p[i], (int32_t)(i0 + i)};
+            double w = p[i] >= -700.0 ? e[i] : 0.0; /* 0 for NaN too */
+            if (logits[i0 + i] == max)              /* also an infinite one */
+                w = 1.0;
+            c[n] = (struct cand){w, (int32_t)(i0 + i)};
+            n += w > 0.0;
         }
     }
     return n;
@@ -139,9 +120,9 @@ static int64_t sorted_front(const struct kd_sampling *s, struct cand *c, int64_t
 static int64_t cut(const struct kd_sampling *s, struct cand *c, int64_t n, struct cand *room)
 {
     double total = 0.0, sum = 0.0;
-    for (int64_t i = 0; i < n; i++)
-        total += c[i].p;
     if (s->top_k > 0 || s->top_p < 1.0) {
+        for (int64_t i = 0; i < n; i++)
+            total += c[i].p;
         n = sorted_front(s, c, n, total, room);
         if (s->top_k > 0 && n > s->top_k)
             n = s->top_k;

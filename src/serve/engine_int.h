@@ -95,8 +95,9 @@ struct kd_request {
     enum kd_where where;
     struct kd_request *next; /* of the queue or of the running ones */
     bool cancelled;
-    bool broken;  /* events were lost for lack of memory */
-    int64_t open; /* choices that have not told their end */
+    bool swept, news; /* the engine thread alone: it ends now; somebody is to be told */
+    bool broken;      /* events were lost for lack of memory */
+    int64_t open;     /* choices that have not told their end */
     struct kd_event *ring;
     int64_t ring_cap, ring_first, ring_used;
     pthread_cond_t changed;
@@ -185,8 +186,9 @@ struct kd_engine {
 void kd_request_free(struct kd_request *r);
 int kd_request_new(struct kd_request **out, struct kd_engine *e, const struct kd_request_spec *s,
                    struct kd_err *err) KD_MUST;
-/* Lock held: events of a choice that may go out, and its end. */
-void kd_request_publish(struct kd_choice *c, double now);
+/* Lock held: events of a choice that may go out, and its end. True: those who wait for `changed`
+ * must be told. */
+bool kd_request_publish(struct kd_choice *c, double now);
 void kd_histogram_add(struct kd_histogram *h, double seconds);
 
 /* choice.c: the worker's side of one choice */

@@ -264,11 +264,12 @@ static void count_tokens(struct kd_choice *c, double now)
     c->new_made = c->new_drafted = c->new_accepted = c->new_draft_steps = 0;
 }
 
-void kd_request_publish(struct kd_choice *c, double now)
+bool kd_request_publish(struct kd_choice *c, double now)
 {
     struct kd_request *r = c->r;
     if (c->told)
-        return;
+        return false;
+    bool news = c->ready || c->finish;
     count_tokens(c, now);
     if (c->ready && !ring_room(r, c->ready)) {
         for (int64_t i = 0; i < c->ready; i++)
@@ -280,17 +281,16 @@ void kd_request_publish(struct kd_choice *c, double now)
         c->held_count -= c->ready;
         memmove(c->held, c->held + c->ready, (size_t)c->held_count * sizeof *c->held);
         c->ready = 0;
-        pthread_cond_broadcast(&r->changed);
     }
     if (!c->finish)
-        return;
+        return news;
     c->told = true;
     r->e->m.finished[c->finish]++;
     if (!--r->open)
         r->end_s = now;
     if (r->broken && r->err.code == KD_OK)
         kd_fail(&r->err, KD_ENOMEM, "no memory for results");
-    pthread_cond_broadcast(&r->changed);
+    return news;
 }
 
 static struct timespec until(double when)

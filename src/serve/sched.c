@@ -46,16 +46,17 @@ static void sweep(struct kd_engine *e, double now)
         else
             at = &(*at)->next;
     }
-    bool stop = e->stop;
-    pthread_mutex_unlock(&e->lock);
+    bool stop = e->stop, any = false;
     for (struct kd_request *r = e->running; r; r = r->next) {
-        pthread_mutex_lock(&e->lock);
-        bool cancelled = r->cancelled || stop;
-        pthread_mutex_unlock(&e->lock);
-        if (!cancelled && !late(r, now))
+        r->swept = r->cancelled || stop;
+        any = any || r->swept || late(r, now);
+    }
+    pthread_mutex_unlock(&e->lock);
+    for (struct kd_request *r = e->running; r && any; r = r->next) {
+        if (!r->swept && !late(r, now))
             continue;
         for (int64_t i = 0; i < r->spec.choices; i++)
-            kd_choice_end(&r->choices[i], cancelled ? KD_FINISH_CANCEL : KD_FINISH_TIMEOUT, NULL);
+            kd_choice_end(&r->choices[i], r->swept ? KD_FINISH_CANCEL : KD_FINISH_TIMEOUT, NULL);
     }
 }
 
@@ -329,11 +330,10 @@ static void retire(struct kd_engine *e, struct kd_request **at)
 static void deliver(struct kd_engine *e)
 {
     double now = kd_clock_s();
-    for (struct kd_request **at = &e->running, *r; (r = *at) != NULL;) {
-        int64_t news = 0, ended = 0;
+    int64_t ended = 0;
+    for (struct kd_request *r = e->running; r; r = r->next)
         for (int64_t i = 0; i < r->spec.choices; i++) {
             struct kd_choice *c = &r->choices[i];
-            news += c->ready > 0 || (c->finish && !c->told);
             if (!c->finish || c->told)
                 continue;
             if (c->finish == KD_FINISH_STOP || c->finish == KD_FINISH_LENGTH)
@@ -341,17 +341,23 @@ static void deliver(struct kd_engine *e)
             kd_choice_release(c);
             ended++;
         }
-        pthread_mutex_lock(&e->lock);
+    pthread_mutex_lock(&e->lock);
+    for (struct kd_request *r = e->running; r; r = r->next) {
+        r->news = false;
         for (int64_t i = 0; i < r->spec.choices; i++)
-            kd_request_publish(&r->choices[i], now);
-        e->running_choices -= ended;
-        bool over = !r->open;
-        pthread_mutex_unlock(&e->lock);
-        if (over) {
+            r->news |= kd_request_publish(&r->choices[i], now);
+    }
+    e->running_choices -= ended;
+    pthread_mutex_unlock(&e->lock);
+    /* Not under the lock: who wakes takes it first. */
+    for (struct kd_request **at = &e->running, *r; (r = *at) != NULL;) {
+        if (r->news)
+            pthread_cond_broadcast(&r->changed);
+        if (!r->open) {
             retire(e, at);
             continue;
         }
-        if (news && r->spec.ready)
+        if (r->news && r->spec.ready)
             r->spec.ready(r->spec.ready_ctx);
         at = &r->next;
     }

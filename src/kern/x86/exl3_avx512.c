@@ -388,8 +388,8 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
 /* What the sums of up to four tokens begin with: read from here, they need not be cleared. */
 static const float nothing[FEW * 8 * 16];
 
-/* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles, those of the tiles before
- * in `from`; `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
+/* Many tokens: sums of 16 columns for `tokens` over `count` decoded tiles, those of the tiles
+ * before in `from`; `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
 FLAT void add_panel(const float *panel, int64_t count, const float *x, int64_t ldx,
                     const unsigned tokens, const unsigned t0, const unsigned chains,
                     const float *from, float (*sum)[8][16])
