@@ -4,6 +4,7 @@
 #include "base/rand.h"
 #include "num/logsum.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -59,13 +60,25 @@ static void sort(struct cand *c, int64_t n, struct cand *room)
     }
 }
 
+/* The first of the largest values, -1 if all are NaN. The value in lanes, which become vectors. */
 static int64_t largest(const float *logits, int64_t vocab)
 {
-    int64_t best = -1;
-    for (int64_t i = 0; i < vocab; i++)
-        if (logits[i] == logits[i] && (best < 0 || logits[i] > logits[best]))
-            best = i;
-    return best;
+    enum { LANES = 16 };
+    float lane[LANES], max = -INFINITY;
+    int64_t i = 0;
+    for (int l = 0; l < LANES; l++)
+        lane[l] = -INFINITY;
+    for (; i + LANES <= vocab; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            lane[l] = logits[i + l] > lane[l] ? logits[i + l] : lane[l];
+    for (int l = 0; l < LANES; l++)
+        max = lane[l] > max ? lane[l] : max;
+    for (; i < vocab; i++)
+        max = logits[i] > max ? logits[i] : max;
+    for (i = 0; i < vocab; i++)
+        if (logits[i] == max)
+            return i;
+    return -1;
 }
 
 /* Weights of all tokens that have one, ids ascending. */

@@ -53,13 +53,28 @@ static void log_probs(const struct kd_pick *p, const float *logits, int64_t voca
         out->top[i].logprob = (float)((double)out->top[i].logprob - norm);
 }
 
-/* The largest value, or NaN if there is one. */
+/* The largest value, or NaN if there is one. In lanes, which become vectors. */
 static float largest(const float *x, int64_t n)
 {
-    float max = -INFINITY;
-    for (int64_t i = 0; i < n; i++) {
+    enum { LANES = 16 };
+    float lane[LANES], max = -INFINITY;
+    uint32_t nan[LANES] = {0};
+    int64_t i = 0;
+    for (int l = 0; l < LANES; l++)
+        lane[l] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
+            nan[l] |= x[i + l] != x[i + l];
+        }
+    for (int l = 0; l < LANES; l++) {
+        if (nan[l])
+            return NAN;
+        max = lane[l] > max ? lane[l] : max;
+    }
+    for (; i < n; i++) {
         if (x[i] != x[i])
-            return x[i];
+            return NAN;
         max = x[i] > max ? x[i] : max;
     }
     return max;
