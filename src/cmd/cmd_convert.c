@@ -8,6 +8,7 @@
 #include "cmd/convert_gguf.h"
 #include "cmd/device.h"
 #include "cmd/discard.h"
+#include "cmd/encode_begin.h"
 #include "cmd/remote.h"
 #include "convert/job.h"
 #include "fmt/gguf.h"
@@ -235,33 +236,15 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
                        "--calib FILE is needed: text like the model's use, some 500 kB or more");
     if (open_ckpt(w, src, dst, err))
         return -1;
-    if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
-        kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
-        return kd_wrap(err, "%s/config.json", src);
-    if (kd_k3_known(&w->cfg, w->ck, err))
-        return kd_wrap(err, "%s", src);
+    if (kd_cmd_encode_config(src, w->ck, &w->cfg, err))
+        return -1;
     if (kd_ckpt_gguf(w->ck))
         return kd_fail(err, KD_EUSAGE,
                        "%s is a GGUF; EXL3 is made of the safetensors it was made of", src);
     if (o.latent_eps > 0)
         w->cfg.eps_latent = (float)o.latent_eps;
-    bool small = w->cfg.hidden < 1024;
-    if (!o.rows)
-        o.rows = small ? 64 : 250;
-    if (!o.cols)
-        o.cols = small ? 512 : 2048;
-    w->text.rows = o.rows;
-    w->text.cols = o.cols;
-    if (o.dry)
-        return 0;
-    if (kd_tok_open(&w->tok, kd_ckpt_dir(w->ck), err) ||
-        kd_corpus_load(&w->text, w->tok, o.calib, o.rows, o.cols, err))
-        return -1;
-    for (int64_t i = 0; i < w->text.rows * w->text.cols; i++)
-        if (w->text.ids[i] < 0 || w->text.ids[i] >= w->cfg.vocab)
-            return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld",
-                           o.calib, w->text.ids[i], (long long)w->cfg.vocab);
-    return 0;
+    return kd_cmd_encode_text(w->ck, &w->cfg, o.dry ? NULL : o.calib, o.rows, o.cols, &w->tok,
+                              &w->text, err);
 }
 
 static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count)
@@ -276,25 +259,6 @@ static void print_device(const struct kd_run *run, const struct kd_job *jobs, in
     kd_show_bytes(have, sizeof have, f.memory_bytes);
     printf("device: %d x %s, at most %s of the %s free on each; %d lanes\n", f.devices, f.name,
            need, have, jobs[0].lanes);
-}
-
-static int check_device(const struct kd_run *run, const struct kd_job *jobs, int count,
-                        struct kd_err *err)
-{
-    char need[32], have[32];
-    struct kd_gpu_encoder_facts f;
-    if (!run->encoder)
-        return 0;
-    kd_gpu_encoder_facts(run->encoder, &f);
-    int64_t least = kd_job_device_least(jobs, count);
-    kd_show_bytes(need, sizeof need, least);
-    kd_show_bytes(have, sizeof have, f.memory_bytes);
-    if (least > f.memory_bytes)
-        return kd_fail(err, KD_ENOMEM,
-                       "the largest tensor needs %s of device memory, %s are free on %s: use "
-                       "--device cpu",
-                       need, have, f.name);
-    return 0;
 }
 
 static void print_plan(const struct kd_job *j, int64_t planned)
@@ -495,7 +459,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
                            err) ||
         open_jobs(w, argv[1], err) || check_disk(w, err))
         return -1;
-    if (check_device(&w->run, w->job, w->jobs, err))
+    if (kd_cmd_encode_fits(&w->run, w->job, w->jobs, err))
         return -1;
     if (w->job[0].lanes > 1)
         kd_mem_keep_little();

@@ -5,6 +5,7 @@
 #include "base/show.h"
 #include "cmd/cmd.h"
 #include "cmd/device.h"
+#include "cmd/encode_begin.h"
 #include "convert/trial.h"
 #include "plan/pilot.h"
 #include "plan/probe.h"
@@ -84,42 +85,22 @@ static bool stopped(void)
     return kd_cmd_stop != 0;
 }
 
-static int open_text(struct work *w, struct kd_err *err)
-{
-    bool small = w->cfg.hidden < 1024;
-    w->text.rows = o.rows ? o.rows : small ? 64 : 250;
-    w->text.cols = o.cols ? o.cols : small ? 512 : 2048;
-    if (!o.calib)
-        return 0;
-    int64_t rows = w->text.rows, cols = w->text.cols;
-    if (kd_tok_open(&w->tok, kd_ckpt_dir(w->ck), err) ||
-        kd_corpus_load(&w->text, w->tok, o.calib, rows, cols, err))
-        return -1;
-    for (int64_t i = 0; i < rows * cols; i++)
-        if (w->text.ids[i] < 0 || w->text.ids[i] >= w->cfg.vocab)
-            return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld",
-                           o.calib, w->text.ids[i], (long long)w->cfg.vocab);
-    return 0;
-}
-
 static int open_source(struct work *w, const char *src, struct kd_err *err)
 {
     if (kd_ckpt_open(&w->ck, src, true, err))
         return -1;
     if (!kd_ckpt_config(w->ck) || kd_ckpt_gguf(w->ck))
         return kd_fail(err, KD_EUSAGE, "%s: a pilot is of a safetensors checkpoint's folder", src);
-    if (kd_k3_cfg_parse(&w->cfg, kd_ckpt_config(w->ck), NULL, err) ||
-        kd_k3_cfg_check(&w->cfg, kd_ckpt_config(w->ck), err))
-        return kd_wrap(err, "%s/config.json", src);
-    if (kd_k3_known(&w->cfg, w->ck, err))
-        return kd_wrap(err, "%s", src);
+    if (kd_cmd_encode_config(src, w->ck, &w->cfg, err))
+        return -1;
     if (o.layer < 0)
         o.layer = w->cfg.dense_layers;
     if (o.layer >= w->cfg.layers)
         return kd_fail(err, KD_EUSAGE, "--layer %lld: the model has layers 0 to %lld",
                        (long long)o.layer, (long long)w->cfg.layers - 1);
-    return kd_plan_model_of(&w->model, kd_ckpt_config(w->ck), src, err) || open_text(w, err) ? -1
-                                                                                             : 0;
+    if (kd_plan_model_of(&w->model, kd_ckpt_config(w->ck), src, err))
+        return -1;
+    return kd_cmd_encode_text(w->ck, &w->cfg, o.calib, o.rows, o.cols, &w->tok, &w->text, err);
 }
 
 static int open_folder(struct work *w, struct kd_err *err)
@@ -146,19 +127,7 @@ static int check_room(const struct work *w, struct kd_err *err)
     if (room < wants)
         return kd_fail(err, KD_EIO, "'%s' needs %s of disk, %s are free: see --work", w->dir, need,
                        have);
-    struct kd_gpu_encoder_facts f;
-    if (!w->run.encoder)
-        return 0;
-    kd_gpu_encoder_facts(w->run.encoder, &f);
-    wants = kd_job_device_least(&w->job, 1);
-    kd_show_bytes(need, sizeof need, wants);
-    kd_show_bytes(have, sizeof have, f.memory_bytes);
-    return wants > f.memory_bytes
-               ? kd_fail(err, KD_ENOMEM,
-                         "the largest tensor needs %s of device memory, %s are free on %s: use "
-                         "--device cpu",
-                         need, have, f.name)
-               : 0;
+    return kd_cmd_encode_fits(&w->run, &w->job, 1, err);
 }
 
 static int open_job(struct work *w, struct kd_err *err)

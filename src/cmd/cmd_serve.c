@@ -123,6 +123,7 @@ static const struct kd_opt opts[] = {
 struct server {
     struct kd_api api;
     struct kd_srv *srv;
+    int device; /* 0: the CPU, else 1 + its number */
     struct kd_engine *engine;
     FILE *trace;
     pthread_mutex_t lock; /* of the terminal and the trace */
@@ -502,9 +503,7 @@ static int prove(struct server *s, struct kd_err *err)
 
 static int open_engine(struct server *s, const char *dir, struct kd_err *err)
 {
-    struct kd_k3_open model = {.eps_latent = (float)o.latent_eps};
-    if (kd_cmd_model_device(o.device, &model.device, err))
-        return -1;
+    struct kd_k3_open model = {.eps_latent = (float)o.latent_eps, .device = s->device};
     struct kd_engine_options e = {.threads = (int)o.threads,
                                   .max_running = o.parallel,
                                   .max_queued = o.queue,
@@ -521,8 +520,6 @@ static int open_engine(struct server *s, const char *dir, struct kd_err *err)
                                   .no_idle_prefill = o.no_idle,
                                   .model = &model};
     double t0 = kd_clock_s();
-    if (o.chunk % 64)
-        return kd_fail(err, KD_EUSAGE, "--chunk is not a multiple of 64");
     if (kd_engine_open(&s->engine, dir, &e, err)) {
         if (model.device)
             kd_cmd_offer_cpu(err, "use --device cpu");
@@ -553,6 +550,11 @@ static void run_until_stopped(struct server *s)
 static int serve(struct server *s, const char *dir, struct kd_err *err)
 {
     name_model(s, dir);
+    /* What is wrong with the command is said before the port is open. */
+    if (o.chunk % 64)
+        return kd_fail(err, KD_EUSAGE, "--chunk is not a multiple of 64");
+    if (kd_cmd_model_device(o.device, &s->device, err))
+        return -1;
     if (o.cache_dir && kd_dir_make(o.cache_dir, err))
         return -1;
     if (read_keys(s, err) ||

@@ -38,6 +38,11 @@ int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_o
                     struct kd_err *err) KD_MUST;
 void kd_layer_window(const struct kd_job *j, struct kd_layer_work *w, const struct kd_rwmap *p,
                      int64_t banks, bool started, int64_t first, int64_t T);
+/* Each row of a block is a sequence of its own, from position 0: j->states and j->segs of `rows`.
+ * After an error nothing is left to end. */
+int kd_layer_rows_begin(struct kd_job *j, const struct kd_layer_work *w, int64_t rows,
+                        struct kd_err *err) KD_MUST;
+void kd_layer_rows_end(struct kd_job *j, int64_t rows);
 /* Opens what a layer needs; kd_layer_work_close of what was opened, also after an error. */
 int kd_layer_work_open(struct kd_job *j, struct kd_layer_work *w, int64_t layer,
                        struct kd_err *err) KD_MUST;

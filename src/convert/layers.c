@@ -228,25 +228,40 @@ static int rows_q_latent(struct kd_job *j, struct kd_layer_work *w, int64_t firs
     return rc;
 }
 
-/* Each row of the block is a sequence of its own, from position 0. */
+int kd_layer_rows_begin(struct kd_job *j, const struct kd_layer_work *w, int64_t rows,
+                        struct kd_err *err)
+{
+    const int64_t cols = j->text->cols;
+    for (int64_t i = 0; i < rows; i++) {
+        if (kd_k3_state_init(&j->states[i], &j->cfg, &w->L, err)) {
+            kd_layer_rows_end(j, i);
+            return -1;
+        }
+        j->segs[i] = (struct kd_k3_seg){i * cols, cols, &j->states[i]};
+    }
+    return 0;
+}
+
+void kd_layer_rows_end(struct kd_job *j, int64_t rows)
+{
+    for (int64_t i = 0; i < rows; i++)
+        kd_k3_state_release(&j->states[i]);
+}
+
 static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
                           float *y, struct kd_err *err)
 {
     float *x;
-    int64_t cols = j->text->cols, rows = T / cols, made = 0;
+    const int64_t rows = T / j->text->cols;
     if (kd_mem_new(&x, T * j->cfg.hidden, sizeof *x, "attention inputs", err))
         return -1;
     int rc = rows_attn_in(j, w, first, T, x, err);
-    for (; !rc && made < rows; made++) {
-        rc = kd_k3_state_init(&j->states[made], &j->cfg, &w->L, err);
-        if (rc)
-            break;
-        j->segs[made] = (struct kd_k3_seg){made * cols, cols, &j->states[made]};
-    }
     if (!rc)
+        rc = kd_layer_rows_begin(j, w, rows, err);
+    if (!rc) {
         rc = kd_k3_attn_core(j->run, &j->cfg, &w->L, x, T, j->segs, rows, y, err);
-    for (int64_t i = 0; i < made; i++)
-        kd_k3_state_release(&j->states[i]);
+        kd_layer_rows_end(j, rows);
+    }
     kd_mem_free(x);
     if (!rc)
         memcpy(w->y.data + first * w->y_width * 4, y, (size_t)(T * w->y_width) * 4);

@@ -109,20 +109,13 @@ static void read_layer(const struct kd_job *j, struct kd_trial *t)
 static int pass_block(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
                       struct kd_err *err)
 {
-    int64_t cols = j->text->cols, rows = T / cols, made = 0;
-    int rc = 0;
+    const int64_t rows = T / j->text->cols;
     kd_layer_window(j, w, &w->p, w->banks_before, true, first, T);
-    for (; !rc && made < rows; made++) {
-        rc = kd_k3_state_init(&j->states[made], &j->cfg, &w->L, err);
-        if (rc)
-            break;
-        j->segs[made] = (struct kd_k3_seg){made * cols, cols, &j->states[made]};
-    }
-    if (!rc)
-        rc = kd_k3_layer_forward(j->run, &j->cfg, &w->L, j->source, NULL, &w->win, j->segs, rows,
+    if (kd_layer_rows_begin(j, w, rows, err))
+        return -1;
+    int rc = kd_k3_layer_forward(j->run, &j->cfg, &w->L, j->source, NULL, &w->win, j->segs, rows,
                                  NULL, err);
-    for (int64_t i = 0; i < made; i++)
-        kd_k3_state_release(&j->states[i]);
+    kd_layer_rows_end(j, rows);
     return rc;
 }
 
