@@ -20,8 +20,9 @@ static atomic_llong live, live_peak, anon_peak;
 enum { HEAD = 64 };
 /* Before a block of this size goes, what is resident is noted: a peak is always before a release.
  * Where no more is handed out than at some note before, one now and then does, because asking takes
- * ten microseconds and a server's step frees a dozen such blocks. */
-enum { NOTED_BYTES = 256 << 10 };
+ * ten microseconds and a server's step frees a dozen such blocks. Not so before a block that by
+ * itself would be missed: it may have been handed out at the last note and touched only since. */
+enum { NOTED_BYTES = 256 << 10, MISSED_BYTES = 16 << 20 };
 static const double note_again_s = 0.05;
 static atomic_llong noted_live;
 static _Atomic double noted_s;
@@ -94,14 +95,15 @@ static int64_t anon_now(void)
     return (resident - shared) * sysconf(_SC_PAGESIZE);
 }
 
-static void note(void)
+static void note(int64_t bytes)
 {
     long long now = atomic_load(&live);
     /* Far below the most that was handed out, nothing new can be seen. */
     if (now <= atomic_load(&live_peak) / 2)
         return;
     double s = kd_clock_s();
-    if (now <= atomic_load(&noted_live) && s - atomic_load(&noted_s) < note_again_s)
+    if (bytes < MISSED_BYTES && now <= atomic_load(&noted_live) &&
+        s - atomic_load(&noted_s) < note_again_s)
         return;
     atomic_store(&noted_s, s);
     raise(&noted_live, now);
@@ -116,7 +118,7 @@ void kd_mem_free(void *block)
     char *head = (char *)block - HEAD;
     memcpy(&bytes, head, sizeof bytes);
     if (bytes >= NOTED_BYTES)
-        note();
+        note(bytes);
     atomic_fetch_sub(&live, bytes);
     free(head);
 }

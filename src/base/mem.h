@@ -20,8 +20,8 @@ void kd_mem_free(void *block);
 /* a * b in *out; -1 if it does not fit in int64_t or either is negative. */
 int kd_mul64(int64_t a, int64_t b, int64_t *out) KD_MUST;
 /* Most resident anonymous memory of this process so far, in bytes, as it was before large blocks of
- * this file were freed and is now; pages of mapped files are not in it. 0 where the system does not
- * tell. */
+ * this file were freed and is now; pages of mapped files are not in it. Blocks under 16 MiB that
+ * are touched and freed within 50 ms may be missed. 0 where the system does not tell. */
 int64_t kd_mem_peak_bytes(void);
 /* The system's own peak (VmHWM): with the pages of mapped files, which it takes back when it needs
  * them. */

@@ -131,6 +131,24 @@ static void fails_the_nth(void **state)
     kd_mem_free(p);
 }
 
+/* Handed out when another's release was noted, touched at once after it. */
+static void notes_what_is_touched_late(void **state)
+{
+    (void)state;
+    struct kd_err err = {.code = KD_OK};
+    int64_t before = kd_mem_peak_bytes();
+    if (!before)
+        skip();
+    enum { MIB = 32 };
+    char *p, *other;
+    assert_int_equal(kd_mem_new(&p, MIB, 1 << 20, "p", &err), 0);
+    assert_int_equal(kd_mem_new(&other, 1, 1 << 20, "other", &err), 0);
+    kd_mem_free(other);
+    memset(p, 1, (size_t)MIB << 20);
+    kd_mem_free(p);
+    assert_true(kd_mem_peak_bytes() - before > (int64_t)(MIB - 8) << 20);
+}
+
 static void tells_memory_in_use(void **state)
 {
     (void)state;
@@ -179,9 +197,13 @@ static void leaves_files_out(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(multiplies_with_care), cmocka_unit_test(gives_aligned_blocks_and_counts),
-        cmocka_unit_test(refuses_bad_sizes),    cmocka_unit_test(reports_what_cannot_be_had),
-        cmocka_unit_test(fails_the_nth),        cmocka_unit_test(tells_memory_in_use),
+        cmocka_unit_test(multiplies_with_care),
+        cmocka_unit_test(gives_aligned_blocks_and_counts),
+        cmocka_unit_test(refuses_bad_sizes),
+        cmocka_unit_test(reports_what_cannot_be_had),
+        cmocka_unit_test(fails_the_nth),
+        cmocka_unit_test(notes_what_is_touched_late), /* the first peak */
+        cmocka_unit_test(tells_memory_in_use),
         cmocka_unit_test(leaves_files_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
