@@ -60,7 +60,8 @@ int kd_cmd_encoder_open(struct kd_run *run, const char *text, struct kd_err *err
 void kd_cmd_offer_cpu(struct kd_err *err, const char *offer)
 {
     size_t n = strlen(err->msg);
-    if (err->code != KD_EUSAGE && err->code != KD_ECANCEL && !strstr(err->msg, "--device cpu"))
+    bool mends = err->code == KD_EGPU || err->code == KD_ENOTSUP || err->code == KD_ENOMEM;
+    if (mends && !strstr(err->msg, "--device cpu"))
         snprintf(err->msg + n, sizeof err->msg - n, "; %s", offer);
 }
 

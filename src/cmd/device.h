@@ -17,7 +17,8 @@ int kd_cmd_device_parse(const char *text, int index[KD_GPU_ENCODE_DEVICES], int 
 /* Encoding on those devices: run->encoder, NULL for the CPU. Ends with kd_cmd_encoder_close. */
 int kd_cmd_encoder_open(struct kd_run *run, const char *text, struct kd_err *err) KD_MUST;
 void kd_cmd_encoder_close(struct kd_run *run);
-/* After an error with a device: what the user may do, unless it says so. */
+/* After an error that the CPU may not have (the device, what it cannot do, its memory): what the
+ * user may do, unless it says so. */
 void kd_cmd_offer_cpu(struct kd_err *err, const char *offer);
 
 #endif
