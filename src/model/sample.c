@@ -2,9 +2,9 @@
 
 #include "base/mem.h"
 #include "base/rand.h"
+#include "num/largest.h"
 #include "num/logsum.h"
 
-#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -60,22 +60,11 @@ static void sort(struct cand *c, int64_t n, struct cand *room)
     }
 }
 
-/* The first of the largest values, -1 if all are NaN. The value in lanes, which become vectors. */
-static int64_t largest(const float *logits, int64_t vocab)
+/* The first of the largest values, -1 if all are NaN. */
+static int64_t most_likely(const float *logits, int64_t vocab)
 {
-    enum { LANES = 16 };
-    float lane[LANES], max = -INFINITY;
-    int64_t i = 0;
-    for (int l = 0; l < LANES; l++)
-        lane[l] = -INFINITY;
-    for (; i + LANES <= vocab; i += LANES)
-        for (int l = 0; l < LANES; l++)
-            lane[l] = logits[i + l] > lane[l] ? logits[i + l] : lane[l];
-    for (int l = 0; l < LANES; l++)
-        max = lane[l] > max ? lane[l] : max;
-    for (; i < vocab; i++)
-        max = logits[i] > max ? logits[i] : max;
-    for (i = 0; i < vocab; i++)
+    float max = kd_largest(logits, vocab);
+    for (int64_t i = 0; i < vocab; i++)
         if (logits[i] == max)
             return i;
     return -1;
@@ -163,7 +152,7 @@ static int64_t cut(const struct kd_sampling *s, struct cand *c, int64_t n, struc
 int kd_sample(const struct kd_sampling *s, const float *logits, int64_t vocab, int64_t position,
               int32_t *id, struct kd_err *err)
 {
-    int64_t best = largest(logits, vocab);
+    int64_t best = most_likely(logits, vocab);
     if (best < 0)
         return kd_fail(err, KD_EINVAL, "no token can be chosen: every logit is NaN");
     *id = (int32_t)best;

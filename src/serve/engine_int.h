@@ -95,9 +95,9 @@ struct kd_request {
     enum kd_where where;
     struct kd_request *next; /* of the queue or of the running ones */
     bool cancelled;
-    bool swept, news; /* the engine thread alone: it ends now; somebody is to be told */
-    bool broken;      /* events were lost for lack of memory */
-    int64_t open;     /* choices that have not told their end */
+    bool news;    /* of this step, for those who wait; the engine thread's alone */
+    bool broken;  /* events were lost for lack of memory */
+    int64_t open; /* choices that have not told their end */
     struct kd_event *ring;
     int64_t ring_cap, ring_first, ring_used;
     pthread_cond_t changed;

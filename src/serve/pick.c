@@ -1,5 +1,6 @@
 #include "serve/pick.h"
 
+#include "num/largest.h"
 #include "num/logsum.h"
 
 #include <math.h>
@@ -53,41 +54,13 @@ static void log_probs(const struct kd_pick *p, const float *logits, int64_t voca
         out->top[i].logprob = (float)((double)out->top[i].logprob - norm);
 }
 
-/* The largest value, or NaN if there is one. In lanes, which become vectors. */
-static float largest(const float *x, int64_t n)
-{
-    enum { LANES = 16 };
-    float lane[LANES], max = -INFINITY;
-    uint32_t nan[LANES] = {0};
-    int64_t i = 0;
-    for (int l = 0; l < LANES; l++)
-        lane[l] = -INFINITY;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
-            nan[l] |= x[i + l] != x[i + l];
-        }
-    for (int l = 0; l < LANES; l++) {
-        if (nan[l])
-            return NAN;
-        max = lane[l] > max ? lane[l] : max;
-    }
-    for (; i < n; i++) {
-        if (x[i] != x[i])
-            return NAN;
-        max = x[i] > max ? x[i] : max;
-    }
-    return max;
-}
-
 int kd_pick_token(const struct kd_pick *p, const int32_t *counts, const uint64_t *mask,
                   const float *logits, int64_t vocab, int64_t position, float *scratch,
                   struct kd_picked *out, struct kd_err *err)
 {
-    float max = largest(logits, vocab);
     const float *x = logits;
     memset(out, 0, sizeof *out);
-    if (max != max)
+    if (kd_any_nan(logits, vocab))
         return kd_fail(err, KD_ECORRUPT, "the model gave a NaN at position %lld",
                        (long long)position);
     if (counts || mask || p->bias_count) {
@@ -99,13 +72,13 @@ int kd_pick_token(const struct kd_pick *p, const int32_t *counts, const uint64_t
         if (mask)
             apply_mask(mask, vocab, scratch);
         x = scratch;
-        if (!(largest(x, vocab) > -INFINITY))
+        if (kd_any_nan(x, vocab) || kd_largest(x, vocab) == -INFINITY)
             return kd_fail(err, KD_EINVAL, "no token is allowed at position %lld",
                            (long long)position);
     }
     if (kd_sample(&p->sampling, x, vocab, position, &out->id, err))
         return -1;
     if (p->logprobs)
-        log_probs(p, logits, vocab, max, out);
+        log_probs(p, logits, vocab, kd_largest(logits, vocab), out);
     return 0;
 }

@@ -46,18 +46,14 @@ static void sweep(struct kd_engine *e, double now)
         else
             at = &(*at)->next;
     }
-    bool stop = e->stop, any = false;
     for (struct kd_request *r = e->running; r; r = r->next) {
-        r->swept = r->cancelled || stop;
-        any = any || r->swept || late(r, now);
-    }
-    pthread_mutex_unlock(&e->lock);
-    for (struct kd_request *r = e->running; r && any; r = r->next) {
-        if (!r->swept && !late(r, now))
+        bool cancelled = r->cancelled || e->stop;
+        if (!cancelled && !late(r, now))
             continue;
         for (int64_t i = 0; i < r->spec.choices; i++)
-            kd_choice_end(&r->choices[i], r->swept ? KD_FINISH_CANCEL : KD_FINISH_TIMEOUT, NULL);
+            kd_choice_end(&r->choices[i], cancelled ? KD_FINISH_CANCEL : KD_FINISH_TIMEOUT, NULL);
     }
+    pthread_mutex_unlock(&e->lock);
 }
 
 static int64_t running_of(const struct kd_engine *e, const char *owner)
