@@ -207,6 +207,23 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
     add_test(NAME gpu/emulated_${name} COMMAND gpu_emulated_${name})
     kd_test(gpu/emulated_${name} tests/gpu/${name}_device.c cli 120 "")
   endforeach()
+  # The program with an emulated device for conversions.
+  set(device ${CMAKE_BINARY_DIR}/gpu_program_emulated)
+  add_custom_command(OUTPUT ${device}.o
+                     COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
+                             -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests
+                             -I${CMAKE_SOURCE_DIR}/tests/gpu/fake -MD -MF ${device}.d
+                             -c ${CMAKE_SOURCE_DIR}/tests/gpu/program_emulated.cpp -o ${device}.o
+                     DEPENDS tests/gpu/program_emulated.cpp DEPFILE ${device}.d VERBATIM)
+  add_custom_target(gpu_program_emulated DEPENDS ${device}.o)
+  add_executable(kondense_emulated src/main.c)
+  add_dependencies(kondense_emulated gpu_program_emulated)
+  set_target_properties(kondense_emulated PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
+                        LINK_DEPENDS ${device}.o)
+  target_link_libraries(kondense_emulated PRIVATE ${device}.o kd_cmd kd_test_flags stdc++)
+  add_test(NAME gpu/emulated_program COMMAND bash ${CMAKE_SOURCE_DIR}/tests/gpu/emulated_program.sh)
+  kd_test(gpu/emulated_program tests/gpu/emulated_program.sh cli 120
+          "KONDENSE=$<TARGET_FILE:kondense_emulated>")
 endif()
 
 # The style of the tree: once, with the build that ships.

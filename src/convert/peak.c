@@ -265,7 +265,7 @@ static int64_t stage_on_device(const struct kd_job *j)
         const struct kd_out_tensor *t = &j->rates.t[i];
         const struct kd_gpu_source w = {
             .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
-        if (t->expert < 0)
+        if (t->expert < 0 && t->rows > 0) /* vectors have none */
             peak =
                 most(peak, kd_gpu_calib_mul_bytes(&w, j->block_T) +
                                (hessian(j, t->cols) ? kd_gpu_sums_bytes(kd_exl3_pad(t->cols)) : 0));

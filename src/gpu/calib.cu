@@ -255,12 +255,17 @@ struct product {
     }
 };
 
+bool multiplies(const struct kd_gpu_source *w, int64_t T)
+{
+    return w->type != KD_GPU_MAT_NONE && T > 0 && w->rows > 0 && w->cols > 0;
+}
+
 } // namespace
 
 extern "C" int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T)
 {
     product p;
-    return p.take(w, T, nullptr);
+    return multiplies(w, T) ? p.take(w, T, nullptr) : 0;
 }
 
 extern "C" int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w,
@@ -271,7 +276,7 @@ extern "C" int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_so
     product p;
 
     *done = false;
-    if (w->type == KD_GPU_MAT_NONE || T < 1 || w->rows < 1 || w->cols < 1)
+    if (!multiplies(w, T))
         return 0;
     int rc = open_space(&t, e, p.take(w, T, nullptr), err);
     if (rc)

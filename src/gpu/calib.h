@@ -18,7 +18,7 @@
 int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, const float *x,
                      int64_t ldx, int64_t T, float *y, int64_t ldy, bool *done,
                      struct kd_err *err) KD_MUST;
-/* Device bytes that it takes while it works (w's pointers are not read). */
+/* Device bytes that it takes while it works (w's pointers are not read); 0 where it does nothing. */
 int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T);
 
 /* An expert: y[T][w2 rows] = w2 situ(w1 x, w3 x) for x[T][w1 cols], w = w1, w3, w2 of any types

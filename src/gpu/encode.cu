@@ -13,9 +13,15 @@ extern "C" {
 #include <stdio.h>
 #include <string.h>
 
+/* Smaller in a test, which has small matrices. */
+#ifndef KD_ENCODE_ROUND_TILES
+#define KD_ENCODE_ROUND_TILES 32768
+#endif
+
 enum {
-    ROUNDS = 2,          /* queued at once */
-    ROUND_TILES = 32768, /* tiles of one round at most, unless one row of tiles has more */
+    ROUNDS = 2, /* queued at once */
+    /* tiles of one round at most, unless one row of tiles has more */
+    ROUND_TILES = KD_ENCODE_ROUND_TILES,
     SCALE_ITEMS = 512,   /* of one scale search in one round */
     STAMPS = 4,          /* events of a round */
     HELD_SHARE = 4,      /* what stays, such as shared Hessians, may take this part of the memory */

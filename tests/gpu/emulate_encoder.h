@@ -18,8 +18,13 @@ int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
     return rc == cudaSuccess ? 0 : kd_fail(err, KD_EGPU, "%s: %s", what, cudaGetErrorString(rc));
 }
 
+enum { EMULATED_DEVICES = 2 };
+
 extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
+    *out = NULL;
+    if (index >= EMULATED_DEVICES)
+        return kd_fail(err, KD_EGPU, "device cuda:%d: there are %d here", index, EMULATED_DEVICES);
     if (kd_mem_zero(out, 1, sizeof **out, "a device", err))
         return -1;
     (*out)->index = index;

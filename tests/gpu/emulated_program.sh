@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The program with --device cuda over an emulated device (kondense_emulated): convert, check and pilot walk the
+# whole path, from the plan to the bytes, which are the CPU's; a device that fails in the middle loses nothing.
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+data=$KONDENSE_TEST_ROOT/tests/data
+export TMPDIR=$work
+fail() { echo "emulated_program: $1" >&2; exit 1; }
+# Two layers: KDA and dense, MLA and experts. Over 256 tokens, or products would stay on the CPU.
+sed 's/"num_hidden_layers": 3/"num_hidden_layers": 2/; /"kda_layers"/,/]/{s/1,/1/; /3/d}' \
+    "$data/awkward/tiny.json" >"$work/tiny.json"
+"$KONDENSE" synth "$work/src" --config "$work/tiny.json" --seed 7 >/dev/null
+args="--calib $data/text/calib.txt --rows 3 --cols 96 --bpw 2.3 --trunk-bpw stored --head-bpw stored --quiet"
+listing() { (cd "$1" && find . -type f ! -name convert.log ! -path './.work/*' -print0 | sort -z | xargs -0 sha256sum); }
+
+"$KONDENSE" convert "$work/src" "$work/cpu" $args >/dev/null
+listing "$work/cpu" >"$work/want"
+"$KONDENSE" convert "$work/src" "$work/cuda" $args --device cuda:0,1 --lanes 3 >"$work/said"
+grep -q "^device: 2 x emulated, at most .* MB of" "$work/said" || fail "$(cat "$work/said")"
+grep -q "^device: 528 tiles searched" "$work/said" || fail "not on the device: $(cat "$work/said")"
+listing "$work/cuda" | cmp - "$work/want" || fail "other bytes"
+"$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run | grep -q "^device: 1 x" || fail "no plan"
+
+code=0
+KD_FAKE_FAIL_AT=300 "$KONDENSE" convert "$work/src" "$work/broken" $args --device cuda >/dev/null 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "launch failure; .*--resume, with --device cpu" \
+    "$work/err" || fail "a device that fails: $code $(cat "$work/err")"
+"$KONDENSE" convert "$work/src" "$work/broken" $args --resume >/dev/null
+listing "$work/broken" | cmp - "$work/want" || fail "other bytes after a failure"
+
+for device in cpu cuda:0,1; do
+    "$KONDENSE" check "$work/src" "$work/cuda" --text "$data/text/eval.txt" --rows 1 --cols 300 --device $device \
+        --json "$work/$device.json" >/dev/null
+done
+cmp "$work/cpu.json" "$work/cuda:0,1.json" || fail "check has other figures"
+
+"$KONDENSE" pilot "$work/src" --layer 1 --rows 4 --cols 80 --experts 1 --device cuda --quiet >"$work/said"
+grep -q "run on *1 x emulated" "$work/said" && grep -q "of the device$" "$work/said" || fail "$(cat "$work/said")"
+echo "emulated_program: ok"

@@ -1,0 +1,38 @@
+/* An encoder's device for the program itself (kondense_emulated): convert, check and pilot with
+ * --device cuda run as on a machine that has one, over a fake runtime and emulated kernels. The
+ * KD_FAKE_FAIL_AT-th call of the runtime from its start fails, and all after it. Models do not run
+ * on it. */
+#define KD_ENCODE_ROUND_TILES 1024
+#include "gpu/emulate_encoder.h"
+
+#include "gpu/calib.cu"
+
+static int begin(void)
+{
+    const char *fail = getenv("KD_FAKE_FAIL_AT");
+    struct kd_err err;
+
+    if (fail)
+        kd_fake_fail_at = atoll(fail);
+    return kd_kern_pick(&kern, &err);
+}
+static const int begun = begin();
+
+extern "C" int kd_gpu_count(void)
+{
+    return begun ? 0 : EMULATED_DEVICES;
+}
+
+extern "C" void kd_gpu_lock(struct kd_gpu *)
+{
+}
+
+extern "C" void kd_gpu_unlock(struct kd_gpu *)
+{
+}
+
+extern "C" int kd_gpu_search(struct kd_gpu *, const struct kd_gpu_tiles *,
+                             struct kd_gpu_tile_figures *, struct kd_err *err)
+{
+    return kd_fail(err, KD_ENOTSUP, "no search alone on an emulated device");
+}
