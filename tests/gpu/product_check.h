@@ -80,7 +80,7 @@ static inline kd_mat fixture_mat(const fixture *f)
 }
 
 /* The definition of the mode for decoding, one row. */
-static void fast_row(const fixture *f, const kd_kern *kern, int64_t t, std::vector<float> *y)
+static inline void fast_row(const fixture *f, const kd_kern *kern, int64_t t, std::vector<float> *y)
 {
     const int blocks = (int)(f->C / 128), chunks = (blocks + 7) / 8,
               warps = (blocks + chunks - 1) / chunks;
