@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/parts.h"
 #include "gpu/calib.h"
+#include "kern/finite.h"
 #include "la/la.h"
 
 #include <math.h>
@@ -33,25 +34,17 @@ int kd_hess_on_device(const struct kd_run *run, struct kd_hess *h, struct kd_err
     return run->encoder ? kd_gpu_sums_open(&h->sums, run->encoder, h->k, err) : 0;
 }
 
-static bool row_finite(const float *x, int64_t k)
-{
-    /* x - x is 0 for finite x, NaN otherwise, and NaN stays in the sum. */
-    float s = 0.0f;
-    for (int64_t i = 0; i < k; i++)
-        s += x[i] - x[i];
-    return s == 0.0f;
-}
-
 static int add_rows(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx,
                     int64_t T, struct kd_err *err)
 {
     if (ldx < h->k_real)
         return kd_fail(err, KD_EINVAL, "Hessian rows of %lld inputs, %lld given",
                        (long long)h->k_real, (long long)ldx);
+    const bool good = kd_finite_rows(run, x, ldx, h->k_real, T);
     /* Runs of good rows: each entry's chain simply goes on. */
     for (int64_t t = 0; t < T;) {
-        int64_t end = t;
-        while (end < T && row_finite(x + end * ldx, h->k_real))
+        int64_t end = good ? T : t;
+        while (end < T && kd_finite(x + end * ldx, h->k_real))
             end++;
         if (end > t) {
             if (!h->sums)

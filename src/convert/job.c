@@ -4,8 +4,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "kern/finite.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,30 +60,60 @@ int64_t kd_job_stream_bytes(const struct kd_job *j)
     return j->T * j->cfg.hidden * (j->set.stream_bf16 ? 2 : 4);
 }
 
+/* Rows on their way from and into a stream file. */
+struct rows_get {
+    const uint16_t *in;
+    float *out;
+    int64_t width;
+};
+struct rows_put {
+    const float *in;
+    uint16_t *out;
+    int64_t width;
+};
+
+static void get_item(void *ctx, int64_t t, int worker)
+{
+    const struct rows_get *m = ctx;
+    const uint16_t *in = m->in + t * m->width;
+    float *out = m->out + t * m->width;
+    (void)worker;
+    for (int64_t i = 0; i < m->width; i++)
+        out[i] = kd_bf16_f32(in[i]);
+}
+
+static void put_item(void *ctx, int64_t t, int worker)
+{
+    const struct rows_put *m = ctx;
+    const float *in = m->in + t * m->width;
+    uint16_t *out = m->out + t * m->width;
+    (void)worker;
+    for (int64_t i = 0; i < m->width; i++)
+        out[i] = kd_f32_bf16(in[i]);
+}
+
 void kd_job_rows_get(const struct kd_job *j, const struct kd_rwmap *file, int64_t first, int64_t T,
                      float *out)
 {
-    int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
+    int64_t width = j->cfg.hidden, at = first * width;
     if (!j->set.stream_bf16) {
-        memcpy(out, file->data + 4 * at, (size_t)n * 4);
+        memcpy(out, file->data + 4 * at, (size_t)(T * width) * 4);
         return;
     }
-    const uint16_t *in = (const uint16_t *)(const void *)file->data + at;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = kd_bf16_f32(in[i]);
+    struct rows_get m = {(const uint16_t *)(const void *)file->data + at, out, width};
+    kd_pool_run(j->run->pool, T, get_item, &m);
 }
 
 void kd_job_rows_put(const struct kd_job *j, struct kd_rwmap *file, int64_t first, int64_t T,
                      const float *in)
 {
-    int64_t n = T * j->cfg.hidden, at = first * j->cfg.hidden;
+    int64_t width = j->cfg.hidden, at = first * width;
     if (!j->set.stream_bf16) {
-        memcpy(file->data + 4 * at, in, (size_t)n * 4);
+        memcpy(file->data + 4 * at, in, (size_t)(T * width) * 4);
         return;
     }
-    uint16_t *out = (uint16_t *)(void *)file->data + at;
-    for (int64_t i = 0; i < n; i++)
-        out[i] = kd_f32_bf16(in[i]);
+    struct rows_put m = {in, (uint16_t *)(void *)file->data + at, width};
+    kd_pool_run(j->run->pool, T, put_item, &m);
 }
 
 static uint64_t stream_hash(const struct kd_job *j, const struct kd_rwmap *m)
@@ -133,15 +163,15 @@ int kd_job_stop_check(const struct kd_job *j, struct kd_err *err)
     return j->stopped && j->stopped() ? stop_error(err) : 0;
 }
 
-int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err)
+int kd_job_finite(const struct kd_job *j, const char *what, const float *x, int64_t width,
+                  int64_t rows, struct kd_err *err)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return kd_fail(err, KD_ECORRUPT,
-                           "%s: an activation is not finite; a weight of the source here or before "
-                           "is NaN or infinite",
-                           what);
-    return 0;
+    if (kd_finite_rows(j->run, x, width, width, rows))
+        return 0;
+    return kd_fail(err, KD_ECORRUPT,
+                   "%s: an activation is not finite; a weight of the source here or before is NaN "
+                   "or infinite",
+                   what);
 }
 
 int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,

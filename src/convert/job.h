@@ -112,9 +112,10 @@ int64_t kd_job_blocks(const struct kd_job *j);
 void kd_job_block(const struct kd_job *j, int64_t b, int64_t *first, int64_t *T);
 /* KD_ECANCEL when a stop is wished. */
 int kd_job_stop_check(const struct kd_job *j, struct kd_err *err) KD_MUST;
-/* An error when one of the n activations is not finite: a weight that is NaN or infinite shows
+/* An error when one of the rows' activations is not finite: a weight that is NaN or infinite shows
  * here, also where it is in a tensor that stays as stored. `what` names them. */
-int kd_job_finite(const char *what, const float *x, int64_t n, struct kd_err *err) KD_MUST;
+int kd_job_finite(const struct kd_job *j, const char *what, const float *x, int64_t width,
+                  int64_t rows, struct kd_err *err) KD_MUST;
 /* An error that names the tensor: a NaN or infinite value in what is kept as stored or in lm_head,
  * or a scale of MXFP4 that is NaN. Reads those tensors once: of one shard of the plan, or of all
  * (-1). */

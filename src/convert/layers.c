@@ -175,7 +175,7 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
             kd_job_block(j, b, &first, &T);
             rc = kd_job_stop_check(j, err);
             if (!rc)
-                rc = rows(j, w, first, T, x, err) || kd_job_finite(input, x, T * k, err);
+                rc = rows(j, w, first, T, x, err) || kd_job_finite(j, input, x, k, T, err);
             if (!rc && hess)
                 rc = kd_hess_add(j->run, &h, x, k, T, err);
         }
@@ -383,7 +383,7 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
             kd_layer_window(j, w, &w->mid, w->banks_after, true, first, T);
             kd_k3_add_ffn(j->run, &w->win, f);
             kd_job_rows_put(j, &next, first, T, w->win.p);
-            rc = kd_job_finite("output", w->win.p, T * H, err);
+            rc = kd_job_finite(j, "output", w->win.p, H, T, err);
         }
     }
     if (!rc)

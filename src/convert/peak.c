@@ -224,7 +224,12 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
         /* Each rate keeps its window; none is touched yet when this is asked. */
         held += block(j, j->cfg.hidden * (1 + kd_k3_banks(&j->cfg)));
     }
-    return held + peak + (count && jobs[0].run->encoder ? DRIVER_BYTES : 0);
+    struct kd_gpu_encoder_facts f = {0};
+    if (count && jobs[0].run->encoder) {
+        kd_gpu_encoder_facts(jobs[0].run->encoder, &f);
+        held += f.host_bytes + DRIVER_BYTES;
+    }
+    return held + peak;
 }
 
 /* On a device: a tensor of the plan. */

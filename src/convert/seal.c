@@ -183,7 +183,7 @@ static int head_hessian(struct kd_job *j, struct kd_k3_ends *ends, struct kd_hes
         kd_job_block(j, b, &first, &T);
         kd_layer_window(j, &w, &w.p, banks, true, first, T);
         rc = kd_job_stop_check(j, err) || kd_k3_final(j->run, &j->cfg, ends, &w.win, x, err) ||
-             kd_job_finite("inputs", x, T * j->cfg.hidden, err);
+             kd_job_finite(j, "inputs", x, j->cfg.hidden, T, err);
         if (!rc)
             rc = kd_hess_add(j->run, h, x, j->cfg.hidden, T, err);
     }

@@ -417,6 +417,7 @@ extern "C" int64_t kd_gpu_sums_bytes(int64_t k)
 static int open_sums(struct kd_gpu_sums *s, struct kd_err *err)
 {
     struct kd_gpu_tensor *t = &s->t;
+    t->dev = kd_encode_device_at(s->e, s->device);
     t->index = kd_encode_device_index(s->e, s->device);
     if (kd_gpu_tensor_here(t, err) ||
         kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, 0), err,

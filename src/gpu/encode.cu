@@ -39,6 +39,7 @@ struct kd_encode_turn {
 
 struct kd_encode_device {
     struct kd_gpu *gpu;
+    struct kd_stage *stage;
     struct kd_gpu_encoder *owner;
     pthread_t thread;
     pthread_cond_t work, room; /* news for the thread; memory was given back */
@@ -491,7 +492,7 @@ static int open_device(struct kd_encode_device *d, int index, int64_t memory_byt
     if (kd_gpu_failed(cudaDeviceGetDefaultMemPool(&pool, index), err, "device memory") ||
         kd_gpu_failed(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), err,
                       "device memory") ||
-        grow(d, ROUND_TILES, err))
+        kd_stage_open(&d->stage, index, err) || grow(d, ROUND_TILES, err))
         return -1;
     for (int i = 0; i < ROUNDS; i++)
         for (int k = 0; k < STAMPS; k++)
@@ -511,6 +512,7 @@ static void close_device(struct kd_encode_device *d)
         pthread_join(d->thread, NULL);
     if (d->gpu) {
         cudaSetDevice(d->gpu->index);
+        kd_stage_close(d->stage);
         cudaFree(d->target);
         cudaFree(d->states);
         for (int i = 0; i < ROUNDS; i++)
@@ -612,6 +614,16 @@ int kd_encode_device_index(const struct kd_gpu_encoder *e, int device)
     return e->dev[device].gpu->index;
 }
 
+struct kd_encode_device *kd_encode_device_at(struct kd_gpu_encoder *e, int device)
+{
+    return &e->dev[device];
+}
+
+struct kd_stage *kd_encode_stage(const struct kd_encode_device *d)
+{
+    return d->stage;
+}
+
 int kd_encode_device_of(const struct kd_gpu_tensor *t)
 {
     return (int)(t->dev - t->dev->owner->dev);
@@ -708,6 +720,7 @@ extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_enc
     memset(f, 0, sizeof *f);
     pthread_mutex_lock(&e->lock);
     f->devices = e->count;
+    f->host_bytes = (int64_t)e->count * KD_STAGE_SLOTS * KD_STAGE_SLOT;
     snprintf(f->name, sizeof f->name, "%s", kd_gpu_facts(e->dev[0].gpu)->name);
     for (int i = 0; i < e->count; i++) {
         const struct kd_encode_device *d = &e->dev[i];

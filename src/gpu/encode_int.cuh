@@ -5,7 +5,7 @@
 extern "C" {
 #include "gpu/encoder.h"
 }
-#include "gpu/device.cuh"
+#include "gpu/encode_stage.cuh"
 
 static inline int64_t kd_most64(int64_t a, int64_t b)
 {
@@ -118,11 +118,15 @@ void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t by
 int kd_encode_devices(const struct kd_gpu_encoder *e);
 /* The device's index for CUDA. */
 int kd_encode_device_index(const struct kd_gpu_encoder *e, int device);
+struct kd_encode_device *kd_encode_device_at(struct kd_gpu_encoder *e, int device);
+struct kd_stage *kd_encode_stage(const struct kd_encode_device *d);
 /* Which of the encoder's devices t is on. */
 int kd_encode_device_of(const struct kd_gpu_tensor *t);
 
 /* The calling thread speaks to the tensor's device from here on. */
 int kd_gpu_tensor_here(const struct kd_gpu_tensor *t, struct kd_err *err);
+/* To the device: `from` has been read when it returns. From it: all that was asked before is waited
+ * for, then, or by kd_gpu_tensor_settle, which must follow. t: its dev, index, stream and done. */
 int kd_gpu_tensor_copy(const struct kd_gpu_tensor *t, void *to, const void *from, int64_t bytes,
                        enum cudaMemcpyKind kind, struct kd_err *err);
 /* Rows of `width` bytes, `pitch` apart, to rows `to_pitch` apart on the device; and back. */

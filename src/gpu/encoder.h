@@ -32,6 +32,7 @@ void kd_gpu_encoder_close(struct kd_gpu_encoder *e);
 struct kd_gpu_encoder_facts {
     int devices;
     char name[256];       /* of the first */
+    int64_t host_bytes;   /* of the host's memory, for copies */
     int64_t memory_bytes; /* that tensors may take, of the smallest */
     int64_t used_bytes;   /* the most that they took so far, of one device */
     /* since the start, all devices together */

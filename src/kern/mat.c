@@ -193,7 +193,10 @@ static int there(const struct kd_run *run, const struct kd_mat_job *jobs, int64_
     if (count > FEW && kd_mem_new(&d.done, count, sizeof *d.done, "list of products", err))
         return -1;
     here.encoder = NULL;
-    kd_pool_run(run->pool, count, there_item, &d);
+    if (count == 1)
+        there_item(&d, 0, 0); /* not inside a run: its copies may take the threads of one */
+    else
+        kd_pool_run(run->pool, count, there_item, &d);
     if (atomic_load(&d.failed))
         rc = kd_fail(err, d.err.code, "%s", d.err.msg);
     for (int64_t i = 0, n; !rc && i < count; i += n ? n : 1) {

@@ -6,6 +6,7 @@
 #define KD_GPU_EMULATE
 #include "gpu/encode.cu"
 #include "gpu/encode_la.cu"
+#include "gpu/encode_stage.cu"
 #include "gpu/encode_tensor.cu"
 #include "gpu/tn.cu"
 

@@ -3,6 +3,7 @@
  * device that fails says so. */
 #define KD_CALIB_ROWS          128
 #define KD_CALIB_COLUMNS_BYTES (128 << 10)
+#define KD_STAGE_BYTES         (16 << 10)
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"

@@ -1,5 +1,6 @@
 /* Encoding with the device's own program on the CPU (emulate_encoder.h). Bytes are the CPU's, lanes
  * wait for memory, a device that fails ends all of them with its sentence. */
+#define KD_STAGE_BYTES (16 << 10)
 #include "gpu/emulate_encoder.h"
 
 extern "C" {
@@ -76,8 +77,7 @@ static int hold_failure(int64_t nth)
  * `good` says of it. */
 template <class GOOD> static int hold_one(int64_t rows, int64_t cols, int64_t memory, GOOD good)
 {
-    const struct check_case c = {rows,  cols,      0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
-                                 false, KD_MAT_F32};
+    const struct check_case c = {rows, cols, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false, KD_MAT_F32};
     const struct kd_run cpu = {&kern, NULL, NULL};
     const int index = 0;
     struct kd_gpu_encoder *e;

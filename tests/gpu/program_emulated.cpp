@@ -3,6 +3,7 @@
  * KD_FAKE_FAIL_AT-th call of the runtime from its start fails, and all after it. Models do not run
  * on it. */
 #define KD_ENCODE_ROUND_TILES 1024
+#define KD_STAGE_BYTES (16 << 10)
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"

@@ -3,7 +3,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "kern/mat.h"
+#include "base/mem.h"
+#include "kern/finite.h"
 
 #include <math.h>
 
@@ -275,6 +276,35 @@ static void test_exl3(void **state)
     free(codes);
 }
 
+/* One bad value anywhere, in long rows and in many; what lies between rows does not count. */
+static void test_finite(void **state)
+{
+    enum { WIDE = 70000, GAP = 3, MANY = 5000, NARROW = 37 };
+    const float bad[] = {INFINITY, -INFINITY, NAN};
+    struct kd_run run = {0};
+    struct kd_err err;
+    float *x;
+    (void)state;
+    assert_int_equal(kd_pool_open(&run.pool, 3, &err), 0);
+    assert_int_equal(kd_mem_new(&x, 3 * WIDE, sizeof *x, "rows", &err), 0);
+    for (int64_t i = 0; i < 3 * WIDE; i++)
+        x[i] = i % (NARROW + GAP) < NARROW ? 3.4e38f : NAN;
+    assert_true(kd_finite_rows(&run, x, NARROW + GAP, NARROW, MANY));
+    for (int64_t i = 0; i < 3 * WIDE; i++)
+        x[i] = i % 2 ? -3.4e38f : 1e-45f;
+    assert_true(kd_finite_rows(&run, x, WIDE, WIDE, 3));
+    for (int64_t i = 0; i < 30; i++) {
+        const int64_t at = (int64_t)(kd_rand_u64(5, (uint64_t)i) % (3 * WIDE));
+        const float was = x[at];
+        x[at] = bad[i % 3];
+        assert_false(kd_finite_rows(&run, x, WIDE, WIDE, 3));
+        x[at] = was;
+    }
+    assert_true(kd_finite_rows(&run, x, WIDE, WIDE, 0));
+    kd_mem_free(x);
+    kd_pool_close(run.pool);
+}
+
 int main(void)
 {
     int rc = kern_open();
@@ -285,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_pools),
         cmocka_unit_test(test_released_expert),
         cmocka_unit_test(test_exl3),
+        cmocka_unit_test(test_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

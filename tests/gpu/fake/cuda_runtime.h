@@ -63,6 +63,14 @@ static inline cudaError_t cudaFree(void *at)
     free(at);
     return cudaSuccess;
 }
+static inline cudaError_t cudaMallocHost(void **out, size_t bytes)
+{
+    return cudaMalloc(out, bytes);
+}
+static inline cudaError_t cudaFreeHost(void *at)
+{
+    return cudaFree(at);
+}
 template <class T> static inline cudaError_t cudaMallocAsync(T **out, size_t bytes, cudaStream_t)
 {
     return cudaMalloc(out, bytes);
