@@ -62,23 +62,6 @@ KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-/* Both only where `on` (the same in all lanes), without a branch. */
-KD_DEV void kd_mma_halves_if(bool on, float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm("{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
-        "@p mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"((int)on));
-}
-KD_DEV void kd_mma_bf16_if(bool on, float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm("{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
-        "@p mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"((int)on));
-}
 /* Two bf16 products, rounded. */
 KD_DEV uint32_t kd_bf16_mul(uint32_t a, uint32_t b)
 {

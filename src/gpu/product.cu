@@ -1,5 +1,5 @@
 /* Products on a device: which kernels, in which grids. */
-#include "gpu/product.cuh"
+#include "gpu/product_gemm_host.cuh"
 
 namespace
 {
@@ -7,7 +7,6 @@ namespace
 using namespace kd_exl3;
 
 enum {
-    PIECE = 64,             /* rows of one launch */
     COUNTERS = 65536,       /* at the start of scratch */
     SUMS_BYTES = 39 << 10,  /* of a task's sums in shared memory, at most */
     SHARED_MOST = 99 << 10, /* what every device gives a block */
@@ -40,9 +39,9 @@ int check(const struct kd_gpu_job *jobs, int count, int64_t T, struct kd_err *er
     return 0;
 }
 
-/* Up to PIECE rows from row `from` on, of EXL3 jobs that one kernel serves. */
+/* Up to KD_GPU_ROWS rows of EXL3 jobs that one kernel serves. */
 int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
-             int64_t from, int64_t rows, void *scratch, struct kd_err *err)
+             int64_t rows, void *scratch, struct kd_err *err)
 {
     const struct kd_gpu_plan p = kd_gpu_plan_of(g, cls, jobs[0].w->cb, rows);
     kd_experts::tasks_args all = {};
@@ -55,8 +54,8 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
         const struct kd_gpu_mat *w = jobs[i].w;
         dense_job *j = &a.job[i];
         j->w = kd_gpu_matrix(w);
-        j->x = jobs[i].x + from * jobs[i].ldx;
-        j->y = jobs[i].y + from * jobs[i].ldy;
+        j->x = jobs[i].x;
+        j->y = jobs[i].y;
         j->ldx = jobs[i].ldx;
         j->ldy = jobs[i].ldy;
         j->sums = floats;
@@ -92,15 +91,18 @@ int key_of(const struct kd_gpu_mat *w)
 int mul_key(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs, int count,
             int64_t T, void *scratch, struct kd_err *err)
 {
-    const bool exl3 = jobs[0].w->type == KD_GPU_MAT_EXL3;
-    const int64_t most = exl3 ? (int)PIECE : (int)KD_GPU_ROWS;
+    const struct kd_gpu_mat *w = jobs[0].w;
+    const struct kd_gemm_kind *kind =
+        T > KD_GPU_ROWS ? kd_gpu_gemm_kind(cls, w->type, w->cb) : NULL;
 
-    for (int64_t t = 0; t < T; t += most) {
-        const int64_t rows = T - t < most ? T - t : most;
-        if (exl3 ? mul_exl3(g, cls, jobs, count, t, rows, scratch, err)
-                 : kd_gpu_mul_plain(g, jobs, count, t, rows, err))
+    if (kind)
+        return kd_gpu_gemm(g, kind, jobs, count, T, (int32_t *)scratch + COUNTERS, err);
+    if (w->type == KD_GPU_MAT_EXL3)
+        return mul_exl3(g, cls, jobs, count, T, scratch, err);
+    for (int64_t t = 0; t < T; t += KD_GPU_ROWS)
+        if (kd_gpu_mul_plain(g, jobs, count, t, T - t < KD_GPU_ROWS ? T - t : (int)KD_GPU_ROWS,
+                             err))
             return -1;
-    }
     return 0;
 }
 
@@ -172,12 +174,14 @@ extern "C" void kd_gpu_mul_limit(struct kd_gpu *g, int blocks)
 
 extern "C" int64_t kd_gpu_mul_scratch(const struct kd_gpu_job *jobs, int count, int64_t T)
 {
-    int64_t floats = 0;
+    int64_t bytes = 0;
 
     for (int i = 0; i < count; i++)
-        if (jobs[i].w->type == KD_GPU_MAT_EXL3)
-            floats += job_floats(jobs[i].w, T < PIECE ? T : (int64_t)PIECE);
-    return 4 * (COUNTERS + floats);
+        if (T > KD_GPU_ROWS)
+            bytes += kd_gpu_gemm_scratch(jobs[i].w, T);
+        else if (jobs[i].w->type == KD_GPU_MAT_EXL3)
+            bytes += 4 * job_floats(jobs[i].w, T);
+    return 4 * COUNTERS + bytes;
 }
 
 extern "C" int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jobs,

@@ -14,15 +14,18 @@
  * exact integers, or floats in one fixed order.) Above that a row has the same bits for every T >
  * KD_GPU_ROWS, not always those for fewer rows.
  *
- * Precision, relative to |x| |w| of the row (docs/numerics.md): F32, BF16 and, up to KD_GPU_ROWS
- * rows, MXFP4 have the bits of kern's mm_f32, mm_bf16 and mm_mxfp4. EXL3 has two classes:
+ * Precision, relative to |x| |w| of the row (docs/numerics.md):
  *
- * - KD_GPU_VALUES: the codebook's fp16 values, activations as pairs of fp16 (22 bits). For checks.
+ * - F32 has the bits of kern's mm_f32; BF16 and MXFP4 have those of mm_bf16 and mm_mxfp4 up to
+ *   KD_GPU_ROWS rows and for checks. Else activations are pairs of bf16 (16 bits), sums fp32.
  *
- * - KD_GPU_FAST: for decoding. With codebook mul1 up to KD_GPU_ROWS rows: activations as 16-bit
- *   integers, a step for each 1,024 inputs or fewer, values without their rounding to fp16, exact
- *   integer sums. Above: activations as fp16. The other codebooks: as KD_GPU_VALUES up to
- *   KD_GPU_ROWS rows. */
+ * - EXL3, KD_GPU_VALUES: the codebook's fp16 values, activations as pairs of fp16 (22 bits). For
+ *   checks.
+ *
+ * - EXL3, KD_GPU_FAST: for decoding. With codebook mul1 up to KD_GPU_ROWS rows: activations as
+ *   16-bit integers, a step for each 1,024 inputs or fewer, values without their rounding to fp16,
+ *   exact integer sums. Above: the codebook's values, activations as fp16, sums fp32. The other
+ *   codebooks: as KD_GPU_VALUES. */
 #ifndef KD_GPU_PRODUCT_H
 #define KD_GPU_PRODUCT_H
 
@@ -31,8 +34,9 @@
 #include <stdbool.h>
 
 enum {
-    KD_GPU_ROWS = 16, /* rows that are multiplied straight from the codes */
-    KD_GPU_JOBS = 8   /* of one kd_gpu_mul */
+    KD_GPU_ROWS = 16,         /* more rows go through the matrix units */
+    KD_GPU_EXPERT_ROWS = 128, /* the same for tokens of EXL3 experts, which share each with few */
+    KD_GPU_JOBS = 8           /* of one kd_gpu_mul */
 };
 
 enum kd_gpu_class { KD_GPU_VALUES, KD_GPU_FAST };
@@ -112,8 +116,8 @@ void kd_gpu_mul_limit(struct kd_gpu *g, int blocks);
  *
  * one fma each, starting from +0 (situ: docs/numerics.md). An id of -1 is no expert; an id that
  * occurs twice in a list counts twice, in the list's order. All experts are EXL3 or all are MXFP4;
- * a rate may differ for every matrix, the shapes and the codebook may not. Row-invariant for every
- * T up to `tokens`. */
+ * a rate may differ for every matrix, the shapes and the codebook may not. Row-invariant as
+ * products are, with KD_GPU_EXPERT_ROWS for EXL3. */
 struct kd_gpu_experts;
 struct kd_gpu_experts_shape {
     int64_t experts;     /* ids 0 .. experts - 1, at most 1,024 */

@@ -1,5 +1,5 @@
 /* The routed experts of a layer: table, work space, launches. */
-#include "gpu/product.cuh"
+#include "gpu/product_gemm_host.cuh"
 #include "gpu/product_places.cuh"
 
 using namespace kd_experts;
@@ -15,6 +15,7 @@ struct kd_gpu_experts {
     plan *p;
     int32_t *counter;
     float *sums, *inner, *out;
+    struct kd_gemm_space many;
 };
 
 namespace
@@ -65,6 +66,8 @@ int64_t place(struct kd_gpu_experts *e, char *at)
     e->sums = (float *)take(4 * pairs * sum_floats(s));
     e->inner = (float *)take(4 * pairs * whole(s->inner, 4));
     e->out = (float *)take(4 * pairs * whole(s->cols, 4));
+    if (s->tokens > KD_GPU_ROWS)
+        bytes += kd_gpu_gemm_place(&e->many, s, at ? at + bytes : nullptr);
     return bytes;
 }
 
@@ -263,6 +266,7 @@ extern "C" int kd_gpu_experts_open(struct kd_gpu_experts **out, struct kd_gpu *g
         e->sums = share->sums;
         e->inner = share->inner;
         e->out = share->out;
+        e->many = share->many;
     } else {
         place(e, (char *)e->own);
     }
@@ -314,6 +318,10 @@ extern "C" int kd_gpu_experts_mul(struct kd_gpu_experts *e, enum kd_gpu_class cl
         return kd_fail(err, KD_EINVAL, "activations of experts that are not aligned");
     if (kd_gpu_failed(cudaSetDevice(e->g->index), err, "choosing the device"))
         return -1;
+    const struct kd_gemm_experts many = {e->table, kd_gpu_gemm_kind(cls, e->type, e->cb), &e->many,
+                                         &e->shape, e->type == KD_GPU_MAT_EXL3};
+    if (many.kind && c->T > (many.coded ? (int)KD_GPU_EXPERT_ROWS : (int)KD_GPU_ROWS))
+        return kd_gpu_gemm_experts(e->g, &many, c, err);
     const int64_t most = PAIRS / c->top;
     for (int64_t t = 0; t < c->T; t += most)
         if (run_some(e, cls, c, t, c->T - t < most ? c->T - t : most, err))

@@ -24,6 +24,7 @@ namespace kd_gemm
 
 enum {
     THREADS = 256,
+    STEP = 64, /* inputs of a stage */
     HEAD_BYTES = 1024,
     SHARED_BYTES = 99 << 10,
     TILE_STRIDE = 164 /* words between rows of sums: no bank twice, neither in nor out */
@@ -52,7 +53,6 @@ template <class SIDE_A, int TOKENS> struct pass {
     int64_t step, plane;
     int32_t rows, lane, thread; /* in the set */
     uint32_t at, turn;          /* of this lane's row of fragments */
-    bool on[groups];
     SIDE_A side;
     float d[2][tiles][4];
 
@@ -69,49 +69,59 @@ template <class SIDE_A, int TOKENS> struct pass {
                               from + p * plane + i * 2048 + thread * 16);
     }
 
-    template <int STEP> KD_DEV void half(int i, int blocks, bool odd)
+    template <int HALF> KD_DEV void half(int i, int blocks, bool odd)
     {
         kd_copy_wait<1>();
         if (odd)
             kd_sync_last<128>();
         else
             kd_sync_first<128>();
-        side.template open<STEP>(i);
-        if (STEP == 0 || i + 1 < blocks) {
-            from += STEP == 0 ? step : 3 * step;
-            fetch(1 - STEP);
+        side.template open<HALF>(i);
+        if (HALF == 0 || i + 1 < blocks) {
+            from += HALF == 0 ? step : 3 * step;
+            fetch(1 - HALF);
         }
         kd_copy_group();
-        side.template ahead<STEP>(i + 1 < blocks, i);
+        side.template ahead<HALF>(i + 1 < blocks, i);
         kd_copy_group();
-        const unsigned char *b = stage + STEP * 2 * set_bytes + at;
+        const unsigned char *b = stage + HALF * 2 * set_bytes + at;
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             uint32_t a[2][4];
             side.fragments(r, a);
-#pragma unroll
-            for (int n = 0; n < groups; n++)
-#pragma unroll
-                for (int p = 0; p < planes; p++)
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {
-                        uint32_t v[4];
-                        kd_load_matrices(v, b + p * plane_bytes + (2 * n + j) * 2048 +
-                                                (turn ^ (uint32_t)(32 * r)));
-#pragma unroll
-                        for (int c = 0; c < 2; c++) {
-                            mma(n, d[c][4 * n + 2 * j], a[c], v[0], v[1]);
-                            mma(n, d[c][4 * n + 2 * j + 1], a[c], v[2], v[3]);
-                        }
-                    }
+            multiply_some<groups>(a, b + (turn ^ (uint32_t)(32 * r)));
         }
     }
-    KD_DEV void mma(int n, float s[4], const uint32_t a[4], uint32_t b0, uint32_t b1) const
+    /* As many groups of 32 rows as there are. */
+    template <int N> KD_DEV void multiply_some(const uint32_t (&a)[2][4], const unsigned char *b)
     {
-        if (SIDE_A::halves)
-            kd_mma_halves_if(on[n], s, a, b0, b1);
-        else
-            kd_mma_bf16_if(on[n], s, a, b0, b1);
+        if constexpr (N > 1)
+            if (rows <= 32 * (N - 1)) {
+                multiply_some<N - 1>(a, b);
+                return;
+            }
+#pragma unroll
+        for (int n = 0; n < 2 * N; n++)
+#pragma unroll
+            for (int p = 0; p < planes; p++) {
+                uint32_t v[4];
+                kd_load_matrices(v, b + p * plane_bytes + n * 2048);
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    mma(d[c][2 * n], a[c], v[0], v[1]);
+                    mma(d[c][2 * n + 1], a[c], v[2], v[3]);
+                }
+            }
+    }
+    static KD_DEV void mma(float s[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+    {
+        if constexpr (SIDE_A::halves) {
+            const kd_h2 h[4] = {kd_bits_h2(a[0]), kd_bits_h2(a[1]), kd_bits_h2(a[2]),
+                                kd_bits_h2(a[3])};
+            kd_mma_halves(s, h, kd_bits_h2(b0), kd_bits_h2(b1));
+        } else {
+            kd_mma_bf16(s, a, b0, b1);
+        }
     }
 
     KD_DEV void run(unsigned char *memory)
@@ -131,9 +141,6 @@ template <class SIDE_A, int TOKENS> struct pass {
         from = k.x + h->from * 128 + (int64_t)(k.first + set) * 2 * step;
         at = (uint32_t)((lane % 8 + lane / 16 * 8) * 128);
         turn = (uint32_t)((lane / 8 % 2 ^ lane % 8) * 16);
-#pragma unroll
-        for (int n = 0; n < groups; n++)
-            on[n] = 32 * n < rows;
 #pragma unroll
         for (int c = 0; c < 2; c++)
 #pragma unroll
@@ -309,12 +316,13 @@ template <class KIND> KD_DEV void run_task(unsigned char *memory)
 {
     head *h = (head *)memory;
     const int most = KIND::coded ? KIND::pass_rows(h->k.w.rate16) : (int)KIND::tokens;
+    const int rows = h->k.rows; /* thread 0 may write the next task before all are out of here */
 
 #pragma unroll 1
-    for (int from = 0; from < h->k.rows; from += most) {
+    for (int from = 0; from < rows; from += most) {
         if (kd_thread() == 0) {
             h->from = from;
-            h->rows = h->k.rows - from < most ? h->k.rows - from : most;
+            h->rows = rows - from < most ? rows - from : most;
         }
         kd_sync_block();
         KIND::run(memory);

@@ -101,9 +101,9 @@ template <int R, bool MUL1, int PLANES> struct exl3 {
     static KD_DEV kd_h2 pair(uint32_t x, uint32_t y)
     {
         if (MUL1)
-            return kd_h2_fma(kd_bits_h2(kd_bytes(kd_byte_sum(x, 0x6400), kd_byte_sum(y, 0x6400),
-                                                 0x5410)),
-                             kd_bits_h2(0x1eee1eeeu), kd_bits_h2(0xc931c931u));
+            return kd_h2_fma(
+                kd_bits_h2(kd_bytes(kd_byte_sum(x, 0x6400), kd_byte_sum(y, 0x6400), 0x5410)),
+                kd_bits_h2(0x1eee1eeeu), kd_bits_h2(0xc931c931u));
         const uint32_t p = (x & 0x8fff8fffu) ^ 0x3b603b60u, q = (y & 0x8fff8fffu) ^ 0x3b603b60u;
         return kd_h2_add(kd_bits_h2(kd_bytes(p, q, 0x5410)), kd_bits_h2(kd_bytes(p, q, 0x7632)));
     }
@@ -203,10 +203,9 @@ template <kd_plain::type TYPE> struct plain {
                 a[i / 2][i % 2] = kd_bf16_mul(kd_bytes(low, high, 0x5140) | (v << 12 & 0x8000u) |
                                                   (v << 24 & 0x80000000u),
                                               by[i]);
-                a[i / 2][i % 2 + 2] =
-                    kd_bf16_mul(kd_bytes(low, high, 0x7362) | (v << 4 & 0x8000u) |
-                                    (v << 16 & 0x80000000u),
-                                by[i]);
+                a[i / 2][i % 2 + 2] = kd_bf16_mul(kd_bytes(low, high, 0x7362) | (v << 4 & 0x8000u) |
+                                                      (v << 16 & 0x80000000u),
+                                                  by[i]);
             }
     }
 };

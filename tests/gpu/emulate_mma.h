@@ -93,17 +93,6 @@ KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     kd_emulated_mma<kd_emulated_bf16>(d, mine);
 }
-KD_DEV void kd_mma_halves_if(bool on, float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    if (on)
-        kd_emulated_mma<kd_emulated_half>(d, mine);
-}
-KD_DEV void kd_mma_bf16_if(bool on, float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    if (on)
-        kd_mma_bf16(d, a, b0, b1);
-}
 KD_DEV uint32_t kd_bf16_mul(uint32_t a, uint32_t b)
 {
     uint32_t r = 0;

@@ -1,6 +1,7 @@
 /* Products of many rows, run on the CPU (tests/gpu/emulate.h): each kind within its bound of kern's
  * product, and a row's bits the same whatever rows are beside it. */
 #define KD_GPU_EMULATE
+#include "gpu/product_many_plan.cuh"
 #include "gpu/product_pack.cuh"
 #include "gpu/product_rows.cuh"
 
@@ -99,8 +100,8 @@ static int check_exl3(const kd_kern *kern, unsigned rate16, kd_codebook cb, int6
     product((int)T, f.y.data());
     const int64_t bad = few ? differ(f.y, rows, few, product) : 0;
     printf("%d planes, codebook %d, %.4f bits, %lld x %lld, %lld rows: %.2g off, %lld differ\n",
-           KIND::planes, (int)cb, rate16 / 16.0, (long long)rows, (long long)cols, (long long)T, off,
-           (long long)bad);
+           KIND::planes, (int)cb, rate16 / 16.0, (long long)rows, (long long)cols, (long long)T,
+           off, (long long)bad);
     return !(off < (KIND::planes == 1 ? 3e-4 : 1e-6)) || bad;
 }
 
@@ -109,8 +110,8 @@ static int check_plain(const kd_kern *kern, int64_t rows, int64_t cols, int64_t 
                        int chunks)
 {
     const bool fp4 = TYPE == kd_plain::MXFP4;
-    const int64_t ld = ((fp4 ? cols / 2 : 2 * cols) + 15) / 16 * 16,
-                  lds = (cols / 32 + 3) / 4 * 4, ldx = (cols + 3) / 4 * 4;
+    const int64_t ld = ((fp4 ? cols / 2 : 2 * cols) + 15) / 16 * 16, lds = (cols / 32 + 3) / 4 * 4,
+                  ldx = (cols + 3) / 4 * 4;
     std::vector<uint8_t> w((size_t)(rows * ld), 0xff), scale((size_t)(rows * lds), 0xff);
     std::vector<float> x((size_t)(T * ldx), NAN), y((size_t)(T * rows), 7.0f), want = y;
 
@@ -145,6 +146,142 @@ static int check_plain(const kd_kern *kern, int64_t rows, int64_t cols, int64_t 
     return !(off < 4e-6) || bad;
 }
 
+/* A layer of a few experts, one of which most tokens want; lists with gaps and with an expert
+ * twice. MXFP4 where coded is false. */
+enum { SOME = 3, TOP = 3, COLS = 160, INNER = 96, TOKENS = 60, SLAB = 128 };
+struct layer {
+    std::vector<entry> table;
+    std::vector<fixture> f;
+    std::vector<std::vector<uint32_t>> codes;
+    std::vector<std::vector<uint8_t>> w, scale;
+    std::vector<int32_t> ids;
+    std::vector<float> x, weight;
+};
+static void layer_make(layer *l, bool coded)
+{
+    l->table.resize(SOME);
+    l->f.resize(3 * SOME);
+    for (size_t i = 0; i < 3 * SOME; i++) {
+        const int rows = i % 3 < 2 ? INNER : COLS, cols = i % 3 < 2 ? COLS : INNER;
+        fixture *f = &l->f[i];
+        fixture_make(f, 32 + 5 * (unsigned)(i % 2), KD_CB_MUL1, rows, cols, 1);
+        l->codes.push_back(codes_of(f));
+        l->w.push_back(std::vector<uint8_t>((size_t)(rows * cols / 2)));
+        l->scale.push_back(std::vector<uint8_t>((size_t)(rows * cols / 32 + 4)));
+        for (uint8_t &b : l->w.back())
+            b = (uint8_t)bits();
+        for (uint8_t &b : l->scale.back())
+            b = (uint8_t)(120 + bits() % 4);
+        if (coded)
+            l->table[i / 3].exl3[i % 3] = {l->codes.back().data(),
+                                           f->suh.data(),
+                                           f->svh.data(),
+                                           rows,
+                                           cols,
+                                           (int)(f->C / 128),
+                                           (int)(f->R / 128),
+                                           (int)kd_rate_to16(f->rate),
+                                           (int)KD_CB_MUL1};
+        else
+            l->table[i / 3].plain[i % 3] = {
+                l->w.back().data(), l->scale.back().data(), cols / 2, cols / 32, rows, cols};
+    }
+    for (int i = 0; i < TOKENS * TOP; i++) {
+        l->ids.push_back(i % TOP == 0 ? 1 : (int)(bits() % (SOME + 1)) - 1);
+        l->weight.push_back(0.1f + (float)(bits() % 100) / 100.0f);
+    }
+    for (int i = 0; i < TOKENS * COLS; i++)
+        l->x.push_back(gauss());
+}
+
+static void layer_product(const layer *l, const kd_kern *kern, bool coded, size_t i, const float *x,
+                          std::vector<float> *y)
+{
+    const fixture *f = &l->f[i];
+    kd_run on = {};
+    kd_err err;
+
+    on.kern = kern;
+    y->assign((size_t)f->rows, 0.0f);
+    const kd_mat m = fixture_mat(f);
+    if (!coded)
+        kern->mm_mxfp4(l->w[i].data(), f->cols / 2, l->scale[i].data(), f->cols / 32, f->rows,
+                       f->cols, x, f->cols, 1, y->data(), f->rows);
+    else if (kd_mat_mul(&on, &m, x, f->C, 1, y->data(), f->rows, &err))
+        exit(1);
+}
+
+static std::vector<float> layer_want(const layer *l, const kd_kern *kern, bool coded)
+{
+    std::vector<float> want((size_t)(TOKENS * COLS), 0.0f), a, b, y;
+
+    for (int t = 0; t < TOKENS; t++)
+        for (int e = 0; e < SOME; e++)
+            for (int j = 0; j < TOP; j++) {
+                const float *x = &l->x[(size_t)(t * COLS)];
+                float *to = &want[(size_t)(t * COLS)];
+                if (l->ids[(size_t)(t * TOP + j)] != e)
+                    continue;
+                layer_product(l, kern, coded, 3 * (size_t)e, x, &a);
+                layer_product(l, kern, coded, 3 * (size_t)e + 1, x, &b);
+                kern->situ(a.data(), b.data(), 3.0f, 5.0f, a.data(), INNER);
+                layer_product(l, kern, coded, 3 * (size_t)e + 2, a.data(), &y);
+                for (int c = 0; c < COLS; c++)
+                    to[c] = fmaf(l->weight[(size_t)(t * TOP + j)], y[(size_t)c], to[c]);
+            }
+    return want;
+}
+
+template <class KIND> static int check_experts(const kd_kern *kern)
+{
+    const int rows = SLAB + GROUP_ROWS, pairs = TOKENS * TOP, slabs = (pairs + SLAB - 1) / SLAB;
+    static many_plan plan;
+    std::vector<group> of((size_t)(EXPERTS + pairs / GROUP_ROWS));
+    std::vector<int32_t> pair((size_t)pairs), token = pair, order = pair, used((size_t)TOKENS);
+    std::vector<uint8_t> prepared((size_t)(4 * 512 * rows));
+    std::vector<float> scale((size_t)(2 * rows)), between((size_t)(rows * 2 * INNER)),
+        out = between;
+    std::vector<float> y((size_t)(TOKENS * COLS), 7.0f);
+    layer l;
+
+    layer_make(&l, KIND::coded);
+    const many_lists lists = {&plan,        of.data(),    pair.data(),
+                              token.data(), order.data(), used.data()};
+    const many_args m = {lists, l.ids.data(), TOKENS, TOP, SOME, SLAB};
+    kd_emulate(1, EXPERTS, sizeof(count_shared), [&] { count_pairs(m); });
+    kd_emulate((pairs + COLUMNS - 1) / COLUMNS, COLUMNS, 0, [&] { place_pairs(m); });
+    for (int s = 0; s < slabs; s++) {
+        half_args a = {};
+        a.table = l.table.data();
+        a.l = lists;
+        a.x = prepared.data();
+        a.scale = scale.data();
+        a.rows = rows;
+        a.planes = KIND::planes;
+        a.coded = KIND::coded;
+        a.slab = s;
+        a.beta = 3.0f;
+        a.linear = 5.0f;
+        for (a.down = 0; a.down < 2; a.down++) {
+            a.from = a.down ? between.data() : l.x.data();
+            a.ldx = a.down ? 2 * INNER : COLS;
+            a.y = a.down ? out.data() : between.data();
+            a.ldy = a.down ? COLS : 2 * INNER;
+            a.cols = a.down ? INNER : COLS;
+            a.columns = a.down ? COLS : INNER;
+            kd_emulate(5, THREADS, 64, [&] { prepare_experts(a); });
+            kd_emulate(2, THREADS, SHARED_BYTES, [&] { multiply_experts<KIND>(a); });
+        }
+        const many_sum_args sum = {lists, out.data(), l.weight.data(), y.data(), COLS, COLS, TOP,
+                                   COLS,  s};
+        kd_emulate(TOKENS, COLUMNS, 256, [&] { sum_slab(sum); });
+    }
+    const double off = relative(layer_want(&l, kern, KIND::coded), y);
+    printf("%s experts, %d groups in %d slabs: %.2g off\n", KIND::coded ? "EXL3" : "MXFP4",
+           plan.groups, slabs, off);
+    return !(off < (KIND::coded ? 1e-3 : 1e-5)) || plan.slab[1] == plan.groups;
+}
+
 int main(void)
 {
     kd_kern kern;
@@ -163,5 +300,6 @@ int main(void)
     bad |= check_plain<kd_plain::BF16>(&kern, 200, 330, 70, 17, 1);
     bad |= check_plain<kd_plain::BF16>(&kern, 5, 7, 17, 0, 1);
     bad |= check_plain<kd_plain::MXFP4>(&kern, 130, 672, 70, 17, 2);
+    bad |= check_experts<fast>(&kern) | check_experts<plain_kind<kd_plain::MXFP4>>(&kern);
     return bad;
 }

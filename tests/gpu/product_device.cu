@@ -1,7 +1,8 @@
 /* Products on a device against the CPU's, and their speed beside what the device can read and
  * issue. Without a device: 77, a skip. An argument "short" leaves the times out, "quick" most of
- * the cases and times, "profile" all but three products (for a profiler). */
-#include "gpu/experts_device.cuh"
+ * the cases and times, "profile" all but three products (for a profiler); "many": products of many
+ * rows alone. */
+#include "gpu/gemm_device.cuh"
 
 /* y of the first T rows. */
 static std::vector<float> product(struct kd_gpu *g, enum kd_gpu_class cls, const fixture *f,
@@ -218,6 +219,7 @@ static void time_all(struct kd_gpu *g, bool quick)
         time_experts(g, &all, KD_GPU_MAT_EXL3, 32, 42, {1, 8, 64});
         time_experts(g, &all, KD_GPU_MAT_MXFP4, 32, 32, {1, 8});
     }
+    time_many(g, &all, quick);
     printf("on 48 blocks:\n");
     kd_gpu_mul_limit(g, 48);
     for (unsigned rate : {32u, 37u, 48u, 64u})
@@ -247,11 +249,18 @@ int main(int argc, char **argv)
         kd_gpu_close(g);
         return 0;
     }
+    if (argc > 1 && !strcmp(argv[1], "many")) {
+        bad |= hold_many(g, &k) | hold_plain(g, &k) | hold_experts(g, &k, false);
+        const struct limits all = limits_of(g, 0);
+        time_many(g, &all, false);
+        kd_gpu_close(g);
+        return bad;
+    }
     bad |= hold_fast(g, &k, quick);
     bad |= hold_values(g, &k, quick);
     bad |= hold_plain(g, &k);
     bad |= hold_experts(g, &k, quick);
-    bad |= hold_rows(g);
+    bad |= hold_rows(g) | hold_many(g, &k);
     if (argc < 2 || strcmp(argv[1], "short"))
         time_all(g, quick);
     kd_gpu_close(g);
