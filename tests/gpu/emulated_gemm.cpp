@@ -148,7 +148,7 @@ static int check_plain(const kd_kern *kern, int64_t rows, int64_t cols, int64_t 
 
 /* A layer of a few experts, one of which most tokens want; lists with gaps and with an expert
  * twice. MXFP4 where coded is false. */
-enum { SOME = 3, TOP = 3, COLS = 160, INNER = 96, TOKENS = 60, SLAB = 128 };
+enum { SOME = 3, TOP = 3, COLS = 160, INNER = 96, TOKENS = 60, SLAB = 64 };
 struct layer {
     std::vector<entry> table;
     std::vector<fixture> f;
