@@ -376,11 +376,13 @@ def gauss(count):
 
 def encode(a, ext, ours):
     found, sms = [], torch.cuda.get_device_properties(0).multi_processor_count
-    wave = 2 * sms  # as many tiles as its kernel takes at once
     tiles = a.tiles or 64 * sms
     normal, table = gauss(tiles * 256).view(tiles, 256), codebook().to(DEVICE)
     for rate in a.rate or range(1, 9):
         scale = SCALE[rate - 1]
+        # As many tiles as its kernel takes at once, and no more than it ships with: below 4 bits its indices are
+        # 32-bit numbers, which more than 256 tiles pass at 1 bit.
+        wave = 2 * sms if rate >= 4 else min(2 * sms, 256)
         target = (normal * scale).float().to(DEVICE)
         values, states = torch.zeros_like(target), torch.zeros_like(target, dtype=torch.short)
         costs = torch.zeros(wave, 2, 65536 >> rate, dtype=torch.half, device=DEVICE)
