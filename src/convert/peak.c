@@ -271,9 +271,10 @@ static int64_t stage_on_device(const struct kd_job *j)
         const struct kd_gpu_source w = {
             .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
         if (t->expert < 0 && t->rows > 0) /* vectors have none */
-            peak =
-                most(peak, kd_gpu_calib_mul_bytes(&w, j->block_T) +
-                               (hessian(j, t->cols) ? kd_gpu_sums_bytes(kd_exl3_pad(t->cols)) : 0));
+            peak = most(peak, kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T) +
+                                  (hessian(j, t->cols)
+                                       ? kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(t->cols))
+                                       : 0));
     }
     return peak;
 }
@@ -294,7 +295,7 @@ static int64_t inner_on_device(const struct kd_job *j, unsigned rate16)
                                        .T = j->T_hess,
                                        .routed_h = j->set.weight_routed ? &some : NULL,
                                        .routed = j->set.weight_routed ? j->T_hess : 0};
-    return kd_gpu_inner_bytes(&inner);
+    return kd_gpu_inner_bytes(j->run->encoder, &inner);
 }
 
 int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)

@@ -6,11 +6,11 @@
 #ifndef KD_GPU_CALIB_CUH
 #define KD_GPU_CALIB_CUH
 
+#include "gpu/calib_codes.cuh"
 #include "gpu/chains.cuh"
 #include "gpu/hadamard.cuh"
 #include "gpu/tn_tile.cuh"
 #include "num/elem_math.h"
-#include "num/exl3_ring.h"
 #include "num/mxfp4_block.h"
 
 enum {
@@ -39,7 +39,6 @@ KD_HD static inline int64_t kd_calib_exl3_place(int64_t i, int64_t deep)
 
 /* ---- rows of floats, weights or activations, for DOT16 ---- */
 
-enum kd_calib_stored { KD_CALIB_F32, KD_CALIB_BF16, KD_CALIB_MXFP4 };
 struct kd_calib_rows_job {
     const uint8_t *from, *scale; /* [rows][cols], `ld` and `ld_scale` bytes apart */
     int64_t ld, ld_scale, rows, cols, deep;
@@ -130,19 +129,6 @@ struct kd_calib_codes_job {
     float *out; /* [8 deep][n] */
     int64_t n;  /* a multiple of 128 */
 };
-
-/* The state of position p of a tile (kd_ring_states has all of them). */
-KD_DEV unsigned kd_calib_state(const uint8_t *tile, struct kd_rate rate, unsigned p)
-{
-    const unsigned halves = kd_rate_to16(rate), r = p % 16;
-    unsigned end = p / 16 * halves + (r + 1) * rate.base;
-
-    for (unsigned i = 0; i <= r; i++)
-        end += rate.mask >> i & 1u;
-    const unsigned u = (end + 15) / 16 - 1, before = u ? u - 1 : halves - 1;
-    const uint32_t two = kd_ring_half(tile, halves, before) << 16 | kd_ring_half(tile, halves, u);
-    return two >> (16 * (u + 1) - end) & 0xffffu;
-}
 
 /* out = the codes' values, a row of eight tiles a block. */
 KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_codes(KD_ARGS kd_calib_codes_job j)
@@ -264,15 +250,6 @@ KD_DEV void kd_calib_out(const float *c, int64_t rows, int64_t n, int64_t at, co
     v[3] = s.w;
 }
 
-/* y[t][c0 + c] for the n columns of c, those under `cols`; a thread has four. */
-struct kd_calib_sums_job {
-    const float *c;
-    int64_t rows, n, T, c0, cols;
-    float *y;
-    int64_t ldy;
-    const uint16_t *svh; /* EXL3: of column c0 */
-};
-
 template <bool EXL3>
 KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_sums(KD_ARGS kd_calib_sums_job j)
 {
@@ -291,15 +268,6 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_sums(KD_ARGS kd_calib_sum
 
 /* ---- an expert's inner rows ---- */
 
-struct kd_calib_inner_job {
-    const float *gate, *up; /* [half][rows][n], as kd_calib_chains leaves them */
-    int64_t rows, n, T, cols;
-    const uint16_t *gate_svh, *up_svh;
-    float beta, linear;
-    float *inner; /* [T][n], zeros from cols on */
-    int32_t *bad; /* not 0: some value is not finite */
-};
-
 template <bool EXL3>
 KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 2) kd_calib_inner(KD_ARGS kd_calib_inner_job j)
 {
@@ -317,30 +285,6 @@ KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 2) kd_calib_inner(KD_ARGS kd_calib_in
         bad |= !isfinite(g[i]);
     }
     *(float4 *)(j.inner + at) = make_float4(g[0], g[1], g[2], g[3]);
-    if (bad)
-        *j.bad = 1;
-}
-
-/* out[i] = weight[i] * x[row[i] - first], a row a block. */
-struct kd_calib_gather_job {
-    const float *x; /* [.][n] */
-    int64_t n, first;
-    const int32_t *row;
-    const float *weight;
-    float *out;
-    int32_t *bad;
-};
-
-KD_KERNEL void KD_BOUNDS(KD_CALIB_THREADS, 4) kd_calib_gather(KD_ARGS kd_calib_gather_job j)
-{
-    const int64_t i = kd_block(), from = (j.row[i] - j.first) * j.n;
-    bool bad = false;
-
-    for (int64_t c = kd_thread(); c < j.n; c += KD_CALIB_THREADS) {
-        const float v = j.weight[i] * j.x[from + c];
-        bad |= !isfinite(v);
-        j.out[i * j.n + c] = v;
-    }
     if (bad)
         *j.bad = 1;
 }

@@ -1,6 +1,7 @@
 /* Calibration on an encoder's devices: products of many rows, Hessians, the inner rows of an
- * expert, each with the CPU's bits (class `exact`): sums are the chains of docs/numerics.md, in
- * fp32. All pointers are host memory.
+ * expert, in the encoder's class of calibration (gpu/encoder.h): `exact`, the CPU's bits, sums are
+ * the chains of docs/numerics.md, in fp32; or `fast`, on the matrix units, within the bounds there.
+ * All pointers are host memory.
  *
  * Rows pass through a device in pieces, so memory does not grow with their number (the latents of
  * a layer stay on it where there is room). Nothing here is needed: where a device has no room the
@@ -18,11 +19,13 @@
 int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, const float *x,
                      int64_t ldx, int64_t T, float *y, int64_t ldy, bool *done,
                      struct kd_err *err) KD_MUST;
-/* Device bytes that it takes while it works (w's pointers are not read); 0 where it does nothing. */
-int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T);
+/* Device bytes that it takes while it works (w's pointers are not read); 0 where it does nothing.
+ */
+int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_encoder *e, const struct kd_gpu_source *w,
+                               int64_t T);
 
 /* An expert: y[T][w2 rows] = w2 situ(w1 x, w3 x) for x[T][w1 cols], w = w1, w3, w2 of any types
- * that kd_gpu_calib_mul takes. */
+ * that kd_gpu_calib_mul takes. The CPU's bits in either class. */
 int kd_gpu_calib_expert(struct kd_gpu_encoder *e, const struct kd_gpu_source w[3], const float *x,
                         int64_t T, float beta, float linear, float *y, bool *done,
                         struct kd_err *err) KD_MUST;
@@ -38,7 +41,22 @@ int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t 
                     struct kd_err *err) KD_MUST;
 /* Its upper triangle into h [k][k]; what is below the diagonal may be zero. */
 int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err) KD_MUST;
-int64_t kd_gpu_sums_bytes(int64_t k);
+int64_t kd_gpu_sums_bytes(const struct kd_gpu_encoder *e, int64_t k);
+
+/* The weighted sum of a layer's experts over T tokens whose latents stay on one device (`part`
+ * modulo the number of devices): u[t] += weight * expert(z[t]) for the tokens of each call, in the
+ * order of calls, one fma an element. *out NULL without an error: no room. *done false: nothing was
+ * done. */
+struct kd_gpu_routed;
+int kd_gpu_routed_open(struct kd_gpu_routed **out, struct kd_gpu_encoder *e, int part,
+                       const uint16_t *z, int64_t T, int64_t latent, struct kd_err *err) KD_MUST;
+void kd_gpu_routed_close(struct kd_gpu_routed *r);
+/* w: as of kd_gpu_calib_expert; row: `count` different tokens. */
+int kd_gpu_routed_add(struct kd_gpu_routed *r, const struct kd_gpu_source w[3], const int32_t *row,
+                      const float *weight, int64_t count, float beta, float linear, bool *done,
+                      struct kd_err *err) KD_MUST;
+/* u [T][latent]. */
+int kd_gpu_routed_take(struct kd_gpu_routed *r, float *u, struct kd_err *err) KD_MUST;
 
 /* BF16 latents [T][latent] on every device, for all experts of a layer. *out NULL without an
  * error: no room. Closed when no kd_gpu_inner uses them. */
@@ -64,6 +82,6 @@ struct kd_gpu_inner {
 /* *done false: nothing was done, for lack of room or because a row is not finite. */
 int kd_gpu_inner_sums(struct kd_gpu_encoder *e, const struct kd_gpu_inner *j, bool *done,
                       struct kd_err *err) KD_MUST;
-int64_t kd_gpu_inner_bytes(const struct kd_gpu_inner *j);
+int64_t kd_gpu_inner_bytes(const struct kd_gpu_encoder *e, const struct kd_gpu_inner *j);
 
 #endif

@@ -18,8 +18,10 @@ int kd_gpu_calib_mul(struct kd_gpu_encoder *e, const struct kd_gpu_source *w, co
     return 0;
 }
 
-int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_source *w, int64_t T)
+int64_t kd_gpu_calib_mul_bytes(const struct kd_gpu_encoder *e, const struct kd_gpu_source *w,
+                               int64_t T)
 {
+    (void)e;
     (void)w;
     (void)T;
     return 0;
@@ -74,8 +76,49 @@ int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err)
     return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
 }
 
-int64_t kd_gpu_sums_bytes(int64_t k)
+int kd_gpu_routed_open(struct kd_gpu_routed **out, struct kd_gpu_encoder *e, int part,
+                       const uint16_t *z, int64_t T, int64_t latent, struct kd_err *err)
 {
+    (void)e;
+    (void)part;
+    (void)z;
+    (void)T;
+    (void)latent;
+    (void)err;
+    *out = NULL;
+    return 0;
+}
+
+void kd_gpu_routed_close(struct kd_gpu_routed *r)
+{
+    (void)r;
+}
+
+int kd_gpu_routed_add(struct kd_gpu_routed *r, const struct kd_gpu_source w[3], const int32_t *row,
+                      const float *weight, int64_t count, float beta, float linear, bool *done,
+                      struct kd_err *err)
+{
+    (void)r;
+    (void)w;
+    (void)row;
+    (void)weight;
+    (void)count;
+    (void)beta;
+    (void)linear;
+    *done = false;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+int kd_gpu_routed_take(struct kd_gpu_routed *r, float *u, struct kd_err *err)
+{
+    (void)r;
+    (void)u;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+int64_t kd_gpu_sums_bytes(const struct kd_gpu_encoder *e, int64_t k)
+{
+    (void)e;
     (void)k;
     return 0;
 }
@@ -107,8 +150,9 @@ int kd_gpu_inner_sums(struct kd_gpu_encoder *e, const struct kd_gpu_inner *j, bo
     return 0;
 }
 
-int64_t kd_gpu_inner_bytes(const struct kd_gpu_inner *j)
+int64_t kd_gpu_inner_bytes(const struct kd_gpu_encoder *e, const struct kd_gpu_inner *j)
 {
+    (void)e;
     (void)j;
     return 0;
 }

@@ -65,7 +65,7 @@ struct kd_encode_device {
 struct kd_gpu_encoder {
     pthread_mutex_t lock;
     pthread_cond_t done; /* some job */
-    bool stop;
+    bool stop, fast;
     int count;
     struct kd_encode_device dev[KD_GPU_ENCODE_DEVICES];
 };
@@ -607,6 +607,16 @@ void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t by
 int kd_encode_devices(const struct kd_gpu_encoder *e)
 {
     return e->count;
+}
+
+bool kd_encode_is_fast(const struct kd_gpu_encoder *e)
+{
+    return e->fast;
+}
+
+extern "C" void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_calib_class c)
+{
+    e->fast = c == KD_GPU_CALIB_FAST;
 }
 
 int kd_encode_device_index(const struct kd_gpu_encoder *e, int device)

@@ -116,6 +116,8 @@ void kd_encode_space_close(struct kd_gpu_tensor *t);
 bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
 void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
 int kd_encode_devices(const struct kd_gpu_encoder *e);
+/* kd_gpu_encoder_calibrate's FAST. */
+bool kd_encode_is_fast(const struct kd_gpu_encoder *e);
 /* The device's index for CUDA. */
 int kd_encode_device_index(const struct kd_gpu_encoder *e, int device);
 struct kd_encode_device *kd_encode_device_at(struct kd_gpu_encoder *e, int device);

@@ -20,6 +20,12 @@ void kd_gpu_encoder_close(struct kd_gpu_encoder *e)
     (void)e;
 }
 
+void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_calib_class c)
+{
+    (void)e;
+    (void)c;
+}
+
 void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f)
 {
     (void)e;

@@ -29,6 +29,11 @@ int kd_gpu_encoder_open(struct kd_gpu_encoder **out, const int *index, int count
                         int64_t memory_bytes, struct kd_err *err) KD_MUST;
 void kd_gpu_encoder_close(struct kd_gpu_encoder *e);
 
+/* The class of a calibration (gpu/calib.h), of docs/numerics.md. Encoding is exact in both. */
+enum kd_gpu_calib_class { KD_GPU_CALIB_EXACT, KD_GPU_CALIB_FAST };
+/* Before the first use; EXACT otherwise. */
+void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_calib_class c);
+
 struct kd_gpu_encoder_facts {
     int devices;
     char name[256];       /* of the first */

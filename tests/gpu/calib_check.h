@@ -274,4 +274,211 @@ static inline int calib_expert_check(const struct kd_run *cpu, const struct kd_r
     return !same;
 }
 
+/* ---- class `fast`: held to the bounds of docs/numerics.md ---- */
+
+/* |got - want| at most 2^-14 of the sum of |x| |w|. */
+static inline int calib_fast_product(const struct kd_run *cpu, struct kd_gpu_encoder *e,
+                                     const struct calib_case &c)
+{
+    const int64_t ldx = c.cols + 5, ldy = c.rows + 3;
+    const std::vector<float> x = calib_rows(c.T * ldx, 7);
+    std::vector<float> want((size_t)(c.T * ldy), 5.0f), got = want;
+    std::vector<float> w((size_t)(c.rows * c.cols));
+    struct calib_matrix m;
+    struct kd_err err;
+    bool done = false;
+    double worst = 0;
+
+    calib_make(&m, c.type, c.rows, c.cols, c.rate16, c.cb, 31);
+    const struct kd_gpu_source s = kd_mat_source(&m.mat);
+    if (kd_mat_mul(cpu, &m.mat, x.data(), ldx, c.T, want.data(), ldy, &err) ||
+        kd_mat_dequant(cpu, &m.mat, w.data(), c.cols, &err) ||
+        kd_gpu_calib_mul(e, &s, x.data(), ldx, c.T, got.data(), ldy, &done, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    bool between = true; /* what lies between the rows is left alone */
+    for (int64_t t = 0; t < c.T; t += 1 + c.T / 40)
+        for (int64_t r = 0; r < ldy; r++) {
+            const size_t at = (size_t)(t * ldy + r);
+            double all = 1e-30;
+            between &= r < c.rows || got[at] == 5.0f;
+            for (int64_t i = 0; r < c.rows && i < c.cols; i++)
+                all += fabs((double)x[(size_t)(t * ldx + i)] * (double)w[(size_t)(r * c.cols + i)]);
+            if (r < c.rows)
+                worst = fmax(worst, fabs((double)got[at] - (double)want[at]) / all);
+        }
+    const bool good = done && between && worst < 0x1p-14;
+    if (!good)
+        printf("fast: type %d, %lld x %lld, %lld rows, rate %u / 16: %s 2^%.1f of it\n",
+               (int)c.type, (long long)c.rows, (long long)c.cols, (long long)c.T, c.rate16,
+               done ? "off by" : "not done", log2(worst));
+    return !good;
+}
+
+/* The most that two sums of x^T x differ, relative to the root of their diagonals' product; *mean:
+ * the root of the mean square of all. */
+static inline double calib_sums_differ(const float *want, const float *got, int64_t k, double *mean)
+{
+    double worst = 0, bad = 0, all = 0;
+    for (int64_t i = 0; i < k; i++)
+        for (int64_t j = i; j < k; j++) {
+            const double a = (double)want[i * k + j], d = (double)got[i * k + j] - a;
+            const double scale = sqrt((double)want[i * k + i] * (double)want[j * k + j]);
+            worst = fmax(worst, scale > 0 ? fabs(d) / scale : fabs(d) > 0);
+            bad += d * d;
+            all += a * a;
+        }
+    *mean = sqrt(bad / all);
+    return worst;
+}
+
+/* A Hessian within 2^-7.9 of the root of its diagonals. */
+static inline int calib_fast_hessian(const struct kd_run *cpu, const struct kd_run *run, int64_t k,
+                                     int64_t T)
+{
+    const std::vector<float> x = calib_rows(T * (k + 1), 3);
+    struct kd_hess a = {}, b = {};
+    struct kd_err err;
+    double mean = 1, worst = 1;
+
+    if (kd_hess_open(&a, k, &err) || kd_hess_open(&b, k, &err) ||
+        kd_hess_on_device(run, &b, &err) || kd_hess_add(cpu, &a, x.data(), k + 1, T, &err) ||
+        kd_hess_add(run, &b, x.data(), k + 1, 40, &err) ||
+        kd_hess_add(run, &b, x.data() + 40 * (k + 1), k + 1, T - 40, &err)) {
+        check_complain(&err);
+    } else if (b.sums && !kd_hess_finish(&b, &err)) {
+        kd_hess_close(&a);
+        worst = calib_sums_differ(a.h, b.h, a.k, &mean);
+    }
+    const bool good = worst > 0 && worst < 0.00419 && mean < 0x1p-8 && a.rows == b.rows;
+    if (!good)
+        printf("fast: a Hessian of %lld inputs: off by %g, %g\n", (long long)k, worst, mean);
+    kd_hess_release(&a);
+    kd_hess_release(&b);
+    return !good;
+}
+
+/* An expert's inner Hessian, both kinds, fast against exact: within 2^-6 and on average 2^-7, also
+ * of few rows. */
+static inline int calib_fast_inner(const struct kd_run *run, int64_t latent, int64_t inter,
+                                   int64_t T, bool there)
+{
+    const int64_t n = (inter + 127) / 128 * 128;
+    std::vector<float> h[4], z = calib_rows(T * latent, 17), weight;
+    struct kd_gpu_latents *l = NULL;
+    std::vector<uint16_t> zb;
+    std::vector<int32_t> row;
+    struct calib_matrix m[2];
+    struct kd_gpu_inner j = {};
+    struct kd_err err = {};
+    double mean[2] = {1, 1}, worst[2] = {1, 1};
+    bool done[2] = {};
+
+    for (float v : z)
+        zb.push_back(kd_f32_bf16(v));
+    for (int64_t t = 0; t < T; t++)
+        if (t % 3 == 1 || t > T - 9) {
+            row.push_back((int32_t)t);
+            weight.push_back(0.2f + 0.01f * (float)(t % 50));
+        }
+    for (auto &x : h)
+        x.resize((size_t)(n * n));
+    for (int i = 0; i < 2; i++)
+        calib_make(&m[i], KD_MAT_EXL3, inter, latent, 37, KD_CB_MUL1, (uint64_t)(60 + i));
+    const struct kd_gpu_source w1 = kd_mat_source(&m[0].mat), w3 = kd_mat_source(&m[1].mat);
+    int rc = there ? kd_gpu_latents_open(&l, run->encoder, zb.data(), T, latent, &err) : 0;
+    for (int fast = 0; !rc && fast < 2; fast++) {
+        j = {&w1,
+             &w3,
+             T,
+             zb.data(),
+             l,
+             4.0f,
+             25.0f,
+             h[2 * fast].data(),
+             h[2 * fast + 1].data(),
+             row.data(),
+             weight.data(),
+             (int64_t)row.size()};
+        kd_gpu_encoder_calibrate(run->encoder, fast ? KD_GPU_CALIB_FAST : KD_GPU_CALIB_EXACT);
+        rc = kd_gpu_inner_sums(run->encoder, &j, &done[fast], &err);
+    }
+    kd_gpu_latents_close(l);
+    for (int i = 0; !rc && i < 2; i++)
+        worst[i] = calib_sums_differ(h[i].data(), h[2 + i].data(), n, &mean[i]);
+    bool good = !rc && done[0] && done[1];
+    for (int i = 0; i < 2; i++)
+        good &= worst[i] > 0 && worst[i] < 0x1p-6 && mean[i] < 0x1p-7;
+    if (!good)
+        printf("fast: inner rows, %lld x %lld, %lld rows: off by %g and %g, %g and %g %s\n",
+               (long long)inter, (long long)latent, (long long)T, worst[0], worst[1], mean[0],
+               mean[1], err.msg);
+    return !good;
+}
+
+/* The sum of three experts over T tokens: exact has the bits of products and axpy on the CPU, fast
+ * is within 2^-11 of them on average. */
+static inline int calib_sum(const struct kd_run *cpu, struct kd_gpu_encoder *e, bool fast,
+                            enum kd_mat_type in, enum kd_mat_type out, int64_t latent,
+                            int64_t inter, int64_t T)
+{
+    std::vector<float> z = calib_rows(T * latent, 23), want((size_t)(T * latent)), got(want);
+    std::vector<uint16_t> zb;
+    struct kd_gpu_routed *r = NULL;
+    struct kd_err err = {};
+    bool all = true;
+    double bad = 0, sum = 0;
+
+    for (float &v : z) {
+        zb.push_back(kd_f32_bf16(v));
+        v = kd_bf16_f32(zb.back());
+    }
+    kd_gpu_encoder_calibrate(e, fast ? KD_GPU_CALIB_FAST : KD_GPU_CALIB_EXACT);
+    int rc = kd_gpu_routed_open(&r, e, 1, zb.data(), T, latent, &err);
+    for (int x = 0; !rc && r && x < 3; x++) {
+        struct calib_matrix m[3];
+        struct kd_gpu_source w[3];
+        std::vector<int32_t> row;
+        std::vector<float> weight, xs, g, u, y;
+        bool done = false;
+        for (int i = 0; i < 3; i++) {
+            calib_make(&m[i], i < 2 ? in : out, i < 2 ? inter : latent, i < 2 ? latent : inter, 37,
+                       KD_CB_MUL1, (uint64_t)(60 + 3 * x + i));
+            w[i] = kd_mat_source(&m[i].mat);
+        }
+        for (int64_t t = 0; t < T; t++)
+            if ((t + x) % 3) {
+                row.push_back((int32_t)t);
+                weight.push_back(0.3f + 0.01f * (float)(t % 40));
+                xs.insert(xs.end(), z.begin() + t * latent, z.begin() + (t + 1) * latent);
+            }
+        const int64_t n = (int64_t)row.size();
+        g.resize((size_t)(n * inter));
+        u.resize(g.size());
+        y.resize((size_t)(n * latent));
+        rc = kd_mat_mul(cpu, &m[0].mat, xs.data(), latent, n, g.data(), inter, &err) ||
+             kd_mat_mul(cpu, &m[1].mat, xs.data(), latent, n, u.data(), inter, &err);
+        cpu->kern->situ(g.data(), u.data(), 4.0f, 25.0f, g.data(), n * inter);
+        rc = rc || kd_mat_mul(cpu, &m[2].mat, g.data(), inter, n, y.data(), latent, &err) ||
+             kd_gpu_routed_add(r, w, row.data(), weight.data(), n, 4.0f, 25.0f, &done, &err);
+        for (int64_t i = 0; i < n; i++)
+            cpu->kern->axpy(weight[(size_t)i], &y[(size_t)(i * latent)],
+                            &want[(size_t)(row[(size_t)i] * latent)], latent);
+        all &= done;
+    }
+    rc = rc || !r || kd_gpu_routed_take(r, got.data(), &err);
+    kd_gpu_routed_close(r);
+    for (size_t i = 0; i < want.size(); i++) {
+        bad += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
+        sum += (double)want[i] * (double)want[i];
+    }
+    const double off = sqrt(bad / sum);
+    const bool good = !rc && all && sum > 0 && (fast ? off > 0 && off < 0x1p-11 : !(off > 0));
+    if (!good)
+        printf("a sum of experts of types %d and %d, fast %d: rc %d %s, off by %g\n", (int)in,
+               (int)out, fast, rc, err.msg, off);
+    return !good;
+}
+
 #endif

@@ -46,6 +46,32 @@ static int hold_bits(const struct kd_run *cpu, const struct kd_run *run)
     return bad;
 }
 
+static int hold_fast(const struct kd_run *cpu, const struct kd_run *run)
+{
+    static const struct calib_case all[] = {
+        {KD_MAT_F32, 2000, 1024, 1100, 0, KD_CB_MUL1},
+        {KD_MAT_BF16, 1030, 480, 2049, 0, KD_CB_MUL1},
+        {KD_MAT_BF16, 12288, 7168, 300, 0, KD_CB_MUL1}, /* two pieces of columns */
+        {KD_MAT_MXFP4, 3072, 3584, 257, 0, KD_CB_MUL1},
+        {KD_MAT_EXL3, 3072, 3584, 1025, 32, KD_CB_MUL1},
+        {KD_MAT_EXL3, 130, 200, 140, 37, KD_CB_MUL1},
+    };
+    int bad = calib_sum(cpu, run->encoder, false, KD_MAT_EXL3, KD_MAT_EXL3, 512, 384, 3000);
+
+    kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_FAST);
+    for (const struct calib_case &c : all)
+        bad += calib_fast_product(cpu, run->encoder, c);
+    bad += calib_fast_hessian(cpu, run, 200, 90) + calib_fast_hessian(cpu, run, 1500, 9000);
+    bad +=
+        calib_fast_inner(run, 512, 640, 20000, true) + calib_fast_inner(run, 100, 100, 70, false);
+    bad += calib_fast_inner(run, 3584, 3072, 9000, true);
+    bad += calib_sum(cpu, run->encoder, true, KD_MAT_EXL3, KD_MAT_EXL3, 512, 640, 3000);
+    bad += calib_sum(cpu, run->encoder, true, KD_MAT_MXFP4, KD_MAT_MXFP4, 3584, 3072, 300);
+    kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_EXACT);
+    printf("fast: 6 products, 2 Hessians, 3 inner ones, 2 sums: %d out of bounds\n", bad);
+    return bad;
+}
+
 /* The chains alone. */
 static int time_chains(int64_t inputs, int64_t rows, int64_t n, int half, double peak)
 {
@@ -92,45 +118,66 @@ template <class CALL> static void time_call(const char *what, double macs, doubl
         call();
         seconds = kd_clock_s() - t;
     }
-    printf("%-52s %8.1f ms, %5.1f TFLOP/s, %3.0f %% of fp32\n", what, 1e3 * seconds,
+    printf("%-52s %8.1f ms, %5.1f TFLOP/s, %3.0f %% of peak\n", what, 1e3 * seconds,
            2e-12 * macs / seconds, 2e-10 * macs / seconds / peak);
 }
 
-static void time_calls(const struct kd_run *run, double peak)
+/* peak: of fp32, or of bf16 where the class is fast. */
+static void time_calls(const struct kd_run *run, bool fast, double peak)
 {
-    enum { LATENT = 3584, INTER = 3072, HIDDEN = 7168, OUT = 12288, T = 16384, ROWS = 4096 };
-    struct calib_matrix w1, w3, m;
+    enum { LATENT = 3584, INTER = 3072, HIDDEN = 7168, OUT = 12288, ROWS = 4096 };
+    const int64_t T = fast ? 131072 : 16384;
+    struct calib_matrix w1, w3, w2, m;
     struct kd_gpu_latents *there = NULL;
+    struct kd_gpu_routed *r = NULL;
     struct kd_hess h = {};
     struct kd_err err;
     std::vector<uint16_t> z((size_t)T * LATENT), wide((size_t)HIDDEN * OUT);
     std::vector<float> x((size_t)ROWS * HIDDEN, 0.5f), y((size_t)ROWS * OUT);
-    std::vector<float> sum((size_t)INTER * INTER);
+    std::vector<float> sum((size_t)INTER * INTER), weight(9362, 0.1f);
+    std::vector<int32_t> row;
     bool done = false;
 
+    kd_gpu_encoder_calibrate(run->encoder, fast ? KD_GPU_CALIB_FAST : KD_GPU_CALIB_EXACT);
+    printf("class %s\n", fast ? "fast" : "exact");
     for (size_t i = 0; i < z.size(); i++)
         z[i] = kd_f32_bf16((float)(i % 251) * 0.008f - 1.0f);
     for (size_t i = 0; i < wide.size(); i++)
         wide[i] = kd_f32_bf16((float)(i % 241) * 0.0001f - 0.012f);
+    for (size_t i = 0; i < weight.size(); i++)
+        row.push_back((int32_t)i);
     calib_make(&w1, KD_MAT_EXL3, INTER, LATENT, 32, KD_CB_MUL1, 1);
     calib_make(&w3, KD_MAT_EXL3, INTER, LATENT, 32, KD_CB_MUL1, 2);
-    const struct kd_gpu_source g = kd_mat_source(&w1.mat), u = kd_mat_source(&w3.mat);
+    calib_make(&w2, KD_MAT_EXL3, LATENT, INTER, 32, KD_CB_MUL1, 3);
+    const struct kd_gpu_source w[3] = {kd_mat_source(&w1.mat), kd_mat_source(&w3.mat),
+                                       kd_mat_source(&w2.mat)};
     struct kd_gpu_inner j = {};
-    j.w1 = &g;
-    j.w3 = &u;
-    j.T = T;
+    j.w1 = &w[0];
+    j.w3 = &w[1];
+    j.T = 16384;
     j.z = z.data();
     j.beta = 4.0f;
     j.linear = 25.0f;
     j.h = sum.data();
-    const double macs = (double)T * (2.0 * LATENT * INTER + 0.5 * INTER * INTER);
-    time_call("an expert's inner Hessian, 16,384 rows", macs, peak,
+    const double macs = 2.0 * LATENT * INTER + 0.5 * INTER * INTER;
+    time_call("an expert's inner Hessian, 16,384 rows", (double)j.T * macs, peak,
               [&] { must(kd_gpu_inner_sums(run->encoder, &j, &done, &err)); });
     must(kd_gpu_latents_open(&there, run->encoder, z.data(), T, LATENT, &err));
     j.latents = there;
-    time_call("the same, latents on the device", macs, peak,
+    j.T = T;
+    time_call(fast ? "131,072 rows, latents on the device" : "the same, latents on the device",
+              (double)T * macs, peak,
               [&] { must(kd_gpu_inner_sums(run->encoder, &j, &done, &err)); });
     kd_gpu_latents_close(there);
+    if (!done)
+        printf("not done\n");
+    must(kd_gpu_routed_open(&r, run->encoder, 0, z.data(), 16384, LATENT, &err));
+    time_call("an expert's share of a layer's sum, 9,362 rows",
+              (double)weight.size() * 3.0 * LATENT * INTER, peak, [&] {
+                  must(kd_gpu_routed_add(r, w, row.data(), weight.data(), (int64_t)row.size(), 4.0f,
+                                         25.0f, &done, &err));
+              });
+    kd_gpu_routed_close(r);
     if (!done)
         printf("not done\n");
     m.mat = {};
@@ -165,10 +212,11 @@ int main(void)
     printf("%s, fp32 at 1.98 GHz %.1f TFLOP/s\n", kd_gpu_facts(g)->name, peak);
     must(kd_gpu_encoder_open(&e, &index, 1, 0, &err));
     const struct kd_run cpu = {&kern, NULL, NULL}, run = {&kern, NULL, e};
-    int bad = hold_bits(&cpu, &run);
+    int bad = hold_bits(&cpu, &run) + hold_fast(&cpu, &run);
     bad += time_chains(3584, 1024, 3072, 4, peak) + time_chains(7168, 1024, 4096, 8, peak) +
            time_chains(3072, 256, 3584, 4, peak);
-    time_calls(&run, peak);
+    time_calls(&run, false, peak);
+    time_calls(&run, true, 16 * peak); /* dense, of Hopper's own instructions */
     kd_gpu_encoder_close(e);
     kd_gpu_close(g);
     return bad != 0;

@@ -1,12 +1,16 @@
 /* Calibration with the device's own program on the CPU (emulate_encoder.h): products of every kind
- * of matrix, Hessians and whole experts have the CPU's bits; without room the CPU does them, and a
- * device that fails says so. */
+ * of matrix, Hessians and whole experts have the CPU's bits, or in class `fast` keep to its bounds;
+ * without room the CPU does them, and a device that fails says so. */
 #define KD_CALIB_ROWS          128
+#define KD_CALIB_FAST_ROWS     128
 #define KD_CALIB_COLUMNS_BYTES (128 << 10)
 #define KD_STAGE_BYTES         (16 << 10)
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"
+#include "gpu/calib_expert.cu"
+#include "gpu/calib_fast.cu"
+#include "gpu/calib_inner.cu"
 
 #include "gpu/calib_check.h"
 
@@ -33,6 +37,25 @@ static int hold_products(const struct kd_run *cpu, struct kd_gpu_encoder *e)
     int bad = 0;
     for (const struct calib_case &c : all)
         bad += calib_product(cpu, e, c);
+    return bad;
+}
+
+static int hold_fast(const struct kd_run *cpu, const struct kd_run *run)
+{
+    static const struct calib_case all[] = {
+        {KD_MAT_F32, 140, 100, 130, 0, KD_CB_MUL1},   {KD_MAT_BF16, 300, 48, 20, 0, KD_CB_MUL1},
+        {KD_MAT_MXFP4, 200, 96, 129, 0, KD_CB_MUL1},  {KD_MAT_EXL3, 130, 200, 140, 37, KD_CB_MUL1},
+        {KD_MAT_EXL3, 256, 128, 3, 125, KD_CB_3INST},
+    };
+    int bad = 0;
+    kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_FAST);
+    for (const struct calib_case &c : all)
+        bad += calib_fast_product(cpu, run->encoder, c);
+    bad += calib_fast_hessian(cpu, run, 300, 90);
+    bad += calib_fast_inner(run, 160, 200, 150, true) + calib_fast_inner(run, 100, 100, 70, false);
+    bad += calib_sum(cpu, run->encoder, true, KD_MAT_EXL3, KD_MAT_EXL3, 160, 200, 150);
+    bad += calib_sum(cpu, run->encoder, true, KD_MAT_MXFP4, KD_MAT_MXFP4, 96, 64, 20);
+    kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_EXACT);
     return bad;
 }
 
@@ -104,9 +127,11 @@ int main(void)
     int bad = hold_products(&cpu, e);
     bad += calib_whole_expert(&cpu, e, KD_MAT_MXFP4, KD_MAT_EXL3, 160, 96, 140);
     bad += calib_whole_expert(&cpu, e, KD_MAT_EXL3, KD_MAT_BF16, 100, 130, 5);
+    bad += calib_sum(&cpu, e, false, KD_MAT_EXL3, KD_MAT_BF16, 100, 130, 200);
     bad += calib_hessian(&cpu, &run, 200, 90);
     bad += calib_expert_check(&cpu, &run, 128, 256, 150, true, true);
     bad += calib_expert_check(&cpu, &run, 128, 128, 140, false, false);
+    bad += hold_fast(&cpu, &run);
     kd_gpu_encoder_close(e);
     bad += hold_no_room(&cpu);
     for (int64_t nth = 1; nth < 24; nth += 3)

@@ -7,6 +7,9 @@
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"
+#include "gpu/calib_expert.cu"
+#include "gpu/calib_fast.cu"
+#include "gpu/calib_inner.cu"
 
 static int begin(void)
 {
