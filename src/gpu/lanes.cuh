@@ -89,6 +89,11 @@ template <int threads> KD_DEV void kd_sync_last(void)
 {
     asm volatile("bar.sync 2, %0;" ::"n"(threads) : "memory");
 }
+/* For `threads` threads that are team 0, 1 or 2 of the block. */
+template <int threads> KD_DEV void kd_sync_team(int team)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(3 + team), "n"(threads) : "memory");
+}
 /* More or fewer registers (a multiple of 8) for all threads of four adjacent warps, the first of
  * them a multiple of four; nothing where a device cannot do that. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_SPECIFIC__) ||                       \
@@ -240,6 +245,34 @@ KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
         : "r"(a.bits));
     return r;
 }
+/* (v one + w)^2 + c, in one piece (see gpu/trellis_steps.cuh). */
+KD_DEV kd_h2 kd_h2_square(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    kd_h2 r;
+    asm("{.reg .b32 d;\n fma.rn.f16x2 d, %1, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
+        : "=r"(r.bits)
+        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
+    return r;
+}
+/* The same with v's low or high half, twice. */
+KD_DEV kd_h2 kd_h2_square_low(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    kd_h2 r;
+    asm("{.reg .b16 l, h;\n .reg .b32 t, d;\n mov.b32 {l, h}, %1;\n mov.b32 t, {l, l};\n"
+        " fma.rn.f16x2 d, t, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
+        : "=r"(r.bits)
+        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
+    return r;
+}
+KD_DEV kd_h2 kd_h2_square_high(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    kd_h2 r;
+    asm("{.reg .b16 l, h;\n .reg .b32 t, d;\n mov.b32 {l, h}, %1;\n mov.b32 t, {h, h};\n"
+        " fma.rn.f16x2 d, t, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
+        : "=r"(r.bits)
+        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
+    return r;
+}
 KD_DEV kd_h2 kd_h2_of(float low, float high)
 {
     return {(uint32_t)__half_as_ushort(__float2half_rn(low)) |
@@ -316,7 +349,7 @@ KD_DEV void kd_prefetch(const void *from)
 }
 /* Loads and stores that leave the first-level cache alone: what one warp wrote another one reads
  * later, and nothing reads it twice. */
-KD_DEV void kd_store_once(uint4 *to, uint4 v)
+KD_DEV void kd_store_once(uint2 *to, uint2 v)
 {
     __stcg(to, v);
 }

@@ -7,48 +7,57 @@ namespace
 
 typedef void (*search_kernel)(kd_gpu_search_args);
 
-template <int BASE, int TILES> search_kernel kernel_of(bool masked)
-{
-    using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<half_steps<BASE, true>, BASE, true, TILES>
-                  : kd_gpu_search_tiles<half_steps<BASE, false>, BASE, false, TILES>;
-}
+/* A kernel with its needs. */
+struct search_form {
+    search_kernel kernel;
+    int tiles; /* side by side */
+    bool pair;
+    int64_t shared;
+};
 
-template <int BASE> search_kernel fine_kernel_of(bool masked)
+template <class STEPS, int BASE, bool MASKED, int TILES> search_form form_of(struct kd_rate r)
+{
+    return {kd_gpu_search_tiles<STEPS, BASE, MASKED, TILES>, TILES, STEPS::pair,
+            kd_gpu_search_shared(r, TILES, STEPS::pair)};
+}
+template <int BASE, bool PAIR> search_form half_form(struct kd_rate r)
 {
     using namespace kd_trellis;
-    return masked ? kd_gpu_search_tiles<fine_steps, BASE, true, 1>
-                  : kd_gpu_search_tiles<wide_steps<BASE>, BASE, false, 2>;
+    return r.mask             ? form_of < half_steps<BASE, true, PAIR>, BASE, true,
+           PAIR ? 2 : 1 > (r) : form_of < half_steps<BASE, false, PAIR>, BASE, false,
+           PAIR ? 2 : 1 > (r);
+}
+template <int BASE> search_form fine_form(struct kd_rate r)
+{
+    using namespace kd_trellis;
+    return r.mask ? form_of<fine_steps, BASE, true, 1>(r)
+                  : form_of<wide_steps<BASE>, BASE, false, 2>(r);
 }
 
 /* Two tiles side by side where their costs fit: never at 1 bit, at 2 on some devices. */
-search_kernel kernel_for(struct kd_rate r, int64_t block_shared_bytes, int *tiles)
+search_form form_for(struct kd_rate r, int64_t block_shared_bytes)
 {
     using namespace kd_trellis;
-    const bool masked = r.mask != 0;
 
-    if (r.base == 2)
-        *tiles = 2 * kd_gpu_search_shared(r) <= block_shared_bytes ? 2 : 1;
-    else
-        *tiles = r.base == 3 || (r.base >= 4 && r.base <= 7 && !masked) ? 2 : 1;
     switch (r.base) {
     case 1:
-        return kernel_of<1, 1>(masked);
+        return half_form<1, false>(r);
     case 2:
-        return *tiles == 2 ? kernel_of<2, 2>(masked) : kernel_of<2, 1>(masked);
+        return kd_gpu_search_shared(r, 2, true) <= block_shared_bytes ? half_form<2, true>(r)
+                                                                      : half_form<2, false>(r);
     case 3:
-        return kernel_of<3, 2>(masked);
+        return half_form<3, true>(r);
     case 4:
-        return masked ? kd_gpu_search_tiles<fine_steps, 4, true, 1>
-                      : kd_gpu_search_tiles<half_steps<4, false>, 4, false, 2>;
+        return r.mask ? form_of<fine_steps, 4, true, 1>(r)
+                      : form_of<half_steps<4, false, true>, 4, false, 2>(r);
     case 5:
-        return fine_kernel_of<5>(masked);
+        return fine_form<5>(r);
     case 6:
-        return fine_kernel_of<6>(masked);
+        return fine_form<6>(r);
     case 7:
-        return fine_kernel_of<7>(masked);
+        return fine_form<7>(r);
     default:
-        return kd_gpu_search_tiles<fine_steps, 8, false, 1>;
+        return form_of<fine_steps, 8, false, 1>(r);
     }
 }
 
@@ -185,9 +194,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                          enum kd_codebook codebook, int seam, int blocks, const float *target,
                          uint16_t *states, int64_t tiles, struct kd_err *err)
 {
-    int side;
-    const search_kernel kernel = kernel_for(rate, g->facts.block_shared_bytes, &side);
-    const int64_t shared = side * kd_gpu_search_shared(rate);
+    const search_form form = form_for(rate, g->facts.block_shared_bytes);
     const int segment = kd_gpu_search_segment(rate);
     const int grid = blocks_of(g, blocks, tiles);
     struct kd_gpu_search_scratch *m;
@@ -199,24 +206,25 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
         return kd_fail(err, KD_EINVAL, "%lld tiles in one search", (long long)tiles);
     if (seam < 8 || seam > 128 || seam % 8)
         return kd_fail(err, KD_EINVAL, "a seam of %d positions: 8 to 128 by eights", seam);
-    if (shared > g->facts.block_shared_bytes)
+    if (form.shared > g->facts.block_shared_bytes)
         return kd_fail(err, KD_EGPU,
                        "%s: %lld bytes of shared memory a block, this rate needs %lld; use the CPU",
-                       g->facts.name, (long long)g->facts.block_shared_bytes, (long long)shared);
+                       g->facts.name, (long long)g->facts.block_shared_bytes,
+                       (long long)form.shared);
     if (scratch_of(g, &m, err) ||
-        grow(m, grid * side * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
+        grow(m, grid * form.tiles * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
         (((rate.base >= 4 && rate.mask) || rate.base == 8) &&
          values_of(m, rate, codebook, &value, err)))
         return -1;
     const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
-                                  rate,   value,  codebook, seam,    segment};
-    if (kd_gpu_failed(cudaFuncSetAttribute((const void *)kernel,
+                                  rate,   value,  codebook, seam,    segment,  0x3c003c00u};
+    if (kd_gpu_failed(cudaFuncSetAttribute((const void *)form.kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared),
+                                           (int)form.shared),
                       err, "shared memory for the search") ||
         kd_gpu_failed(cudaStreamWaitEvent(stream, m->done, 0), err, "the search before"))
         return -1;
-    kernel<<<grid, KD_GPU_WORKERS + KD_GPU_WALKERS, (size_t)shared, stream>>>(a);
+    form.kernel<<<grid, KD_GPU_WORKERS + KD_GPU_WALKERS, (size_t)form.shared, stream>>>(a);
     return kd_gpu_failed(cudaGetLastError(), err, "starting the search") ||
                    kd_gpu_failed(cudaEventRecord(m->done, stream), err, "an event")
                ? -1
@@ -250,10 +258,8 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
     if (figures) {
         const int segment = kd_gpu_search_segment(job->rate);
         const int64_t all = (255 + segment) / segment, half = (job->seam - 1 + segment) / segment;
-        int side;
-        kernel_for(job->rate, g->facts.block_shared_bytes, &side);
         *figures = {ms * 1e-3, blocks_of(g, job->blocks, job->tiles),
-                    side * kd_gpu_search_shared(job->rate),
+                    form_for(job->rate, g->facts.block_shared_bytes).shared,
                     (all + half) * (65536 >> job->rate.base) * 2};
     }
     return 0;

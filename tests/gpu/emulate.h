@@ -65,7 +65,7 @@ struct kd_emulated_block {
     std::vector<void *> fiber; /* stack pointers of those that wait */
     std::vector<uint8_t> done;
     struct block_barriers {
-        kd_barrier all, first, last;
+        kd_barrier all, first, last, teams[3];
     } of[KD_EMULATED_CLUSTER];
     kd_barrier team, warp[KD_EMULATED_WARPS];
     uint32_t value[2][KD_EMULATED_WARPS]
@@ -81,7 +81,8 @@ struct kd_emulated_block {
     {
         int64_t n = running + team.round;
         for (int i = 0; i < cluster; i++)
-            n += of[i].all.round + of[i].first.round + of[i].last.round;
+            n += of[i].all.round + of[i].first.round + of[i].last.round + of[i].teams[0].round +
+                 of[i].teams[1].round + of[i].teams[2].round;
         for (int i = 0; i < cluster * ((threads + 31) / 32); i++)
             n += warp[i].round;
         return n;
@@ -229,6 +230,10 @@ template <int threads> KD_DEV void kd_sync_last(void)
 {
     kd_emulated_wait(&kd_emulated.mine().last, threads);
 }
+template <int threads> KD_DEV void kd_sync_team(int team)
+{
+    kd_emulated_wait(&kd_emulated.mine().teams[team], threads);
+}
 KD_DEV int kd_cluster_rank(void)
 {
     return kd_emulated.thread / kd_emulated.threads;
@@ -344,6 +349,19 @@ KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
 {
     return {a.y, a.y};
 }
+KD_DEV kd_h2 kd_h2_square(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    const kd_h2 d = kd_h2_fma(v, one, w);
+    return kd_h2_fma(d, d, c);
+}
+KD_DEV kd_h2 kd_h2_square_low(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    return kd_h2_square(kd_h2_lows(v), one, w, c);
+}
+KD_DEV kd_h2 kd_h2_square_high(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+{
+    return kd_h2_square(kd_h2_highs(v), one, w, c);
+}
 KD_DEV kd_h2 kd_h2_of(float low, float high)
 {
     return {(_Float16)low, (_Float16)high};
@@ -409,7 +427,7 @@ template <int later> KD_DEV void kd_copy_wait(void)
 KD_DEV void kd_prefetch(const void *)
 {
 }
-KD_DEV void kd_store_once(uint4 *to, uint4 v)
+KD_DEV void kd_store_once(uint2 *to, uint2 v)
 {
     *to = v;
 }

@@ -1,0 +1,507 @@
+/* The steps of the trellis search (gpu/trellis_search.cuh): what a block keeps of its tiles in
+ * shared memory, and one position of them, for every kind of rate. */
+#ifndef KD_GPU_TRELLIS_STEPS_CUH
+#define KD_GPU_TRELLIS_STEPS_CUH
+
+#include "gpu/mma_lanes.cuh"
+#include "num/exl3_ring.h"
+
+enum {
+    KD_GPU_WORKERS = 256, /* threads that hold the table */
+    KD_GPU_LANES = 512,   /* of the table: a thread has EACH of them, WORKERS apart */
+    KD_GPU_EACH = KD_GPU_LANES / KD_GPU_WORKERS,
+    KD_GPU_WALKERS = 128,
+    KD_GPU_ROWS = 16,     /* of the table, 8 states a thread each */
+    KD_GPU_FREE_BITS = 10 /* a segment's states that lead to one end: at most 2^10 */
+};
+
+struct kd_gpu_search_args {
+    const float *target; /* [tiles][256] in ring order */
+    uint16_t *states;    /* [tiles][256] */
+    uint8_t *good;       /* [tiles]; 0: the costs passed their cap even on the coarsest grid */
+    uint16_t *kept;      /* kd_gpu_search_kept() halves for each block and tile */
+    uint32_t *again;     /* [tiles], tiles to be searched again */
+    int64_t tiles;       /* less than 2^32 */
+    struct kd_rate rate;
+    const int16_t *value; /* [KD_SEARCH_LEVELS][65536] on the grids; rates over 4 bits only */
+    enum kd_codebook codebook;
+    int seam;     /* positions on either side of the seam in the first pass, a multiple of 8 */
+    int segment;  /* positions */
+    uint32_t one; /* two half floats of 1.0, which the compiler must not know: see step */
+};
+
+/* Most positions of a segment, so that FREE_BITS suffice wherever it lies. */
+static inline int kd_gpu_search_segment(struct kd_rate r)
+{
+    for (int n = 10; n > 1; n--) {
+        int most = 0;
+        for (int first = 0; first < 256; first += n) {
+            int bits = 0;
+            for (int p = first; p < first + n; p++)
+                bits += (int)kd_rate_bits_at(r, (unsigned)p + 1);
+            most = bits > most ? bits : most;
+        }
+        if (most <= KD_GPU_FREE_BITS)
+            return n;
+    }
+    return 1;
+}
+
+namespace kd_trellis
+{
+
+constexpr uint32_t ZERO = 0x64006400u;            /* two costs of 0 */
+constexpr uint32_t CAP = 0x6400u + KD_SEARCH_CAP; /* bits of a cost at the cap */
+constexpr uint32_t CAPS = CAP * 0x10001u, NONE = 0x7c007c00u;
+
+/* Costs of a position's edges and of the next one's, as half floats 1024 + cost: of one tile, or of
+ * a PAIR of tiles, the first one's in the low half of a word. A pair's words lie so that neither a
+ * thread's loads nor its stores meet a bank twice. */
+template <int EDGES, bool PAIR> struct alignas(16) edge_costs {
+    uint16_t of[2][EDGES];
+
+    static KD_DEV int place(int edge)
+    {
+        return edge;
+    }
+    KD_DEV uint32_t get(int from, int, int edge) const
+    {
+        return of[from][edge];
+    }
+    KD_DEV void set(int from, int, int edge, uint32_t bits)
+    {
+        of[from][edge] = (uint16_t)bits;
+    }
+};
+enum { HALF = 2048 + 16, BLOCK = 2 * HALF }; /* words of a pair's 2,048 and 4,096 edges */
+template <int EDGES> struct alignas(16) edge_costs<EDGES, true> {
+    uint32_t of[2][EDGES / 4096 * BLOCK];
+
+    static KD_DEV int place(int edge)
+    {
+        return (edge >> 12) * BLOCK + (edge >> 2 & 1) * HALF + (edge >> 3 & 511) * 4 + (edge & 3);
+    }
+    KD_DEV uint32_t get(int from, int tile, int edge) const
+    {
+        return of[from][place(edge)] >> 16 * tile & 0xffffu;
+    }
+    KD_DEV void set(int from, int tile, int edge, uint32_t bits)
+    {
+        ((uint16_t *)&of[from][place(edge)])[tile] = (uint16_t)bits;
+    }
+};
+
+/* The rest of what a block has of a tile. [2]: of both groups in turns, or of a pass and the one
+ * before. */
+struct alignas(16) tile_shared {
+    uint16_t walk[1 << (KD_GPU_FREE_BITS - 1)]; /* costs of the states looked at again */
+    uint8_t branch[2][1 << KD_GPU_FREE_BITS]; /* their branches, of a segment and the one before */
+    uint32_t target[2][256];                  /* as STEPS has them */
+    uint32_t least[2][KD_GPU_WORKERS / 32];   /* of each warp, by the buffer of its costs */
+    int16_t low[2][16];                       /* subtracted */
+    int32_t end[2], from[2];                  /* the ring's edge; where a walk starts */
+    int64_t again;
+    bool good[2];
+};
+
+template <int EDGES, int TILES, bool PAIR> struct alignas(16) block_shared {
+    edge_costs<EDGES, PAIR> cost[PAIR ? 1 : TILES];
+    tile_shared tile[TILES];
+};
+
+/* A state's value on the grid: kd_search_value(grid, kd_codebook_f16(codebook, state)), by the
+ * device's own conversions. */
+template <kd_codebook CB> KD_DEV float value_in(float grid, uint32_t state)
+{
+    uint32_t x = state;
+    float f;
+
+    if (CB == KD_CB_MUL1) {
+        x = kd_byte_sum(x * 0x83DCD12Du, 1024);
+        f = kd_half_float(kd_float_half(fmaf((float)x, 887.0f / 131072.0f, -1329.0f / 128.0f)));
+    } else {
+        x = CB == KD_CB_MCG ? x * 0xCBAC1FEDu : x * 89226354u + 64248484u;
+        x = (x & 0x8FFF8FFFu) ^ 0x3B603B60u;
+        f = kd_half_float(
+            kd_float_half(kd_add(kd_half_float((uint16_t)x), kd_half_float((uint16_t)(x >> 16)))));
+    }
+    return floorf(kd_add(kd_mul(f, grid), 0.5f));
+}
+
+KD_DEV float value_of(kd_codebook cb, float grid, uint32_t state)
+{
+    return cb == KD_CB_MUL1  ? value_in<KD_CB_MUL1>(grid, state)
+           : cb == KD_CB_MCG ? value_in<KD_CB_MCG>(grid, state)
+                             : value_in<KD_CB_3INST>(grid, state);
+}
+
+KD_DEV uint32_t lowered(uint32_t c, kd_h2 low)
+{
+    uint32_t in = kd_h2_less(kd_bits_h2(c), kd_bits_h2(CAPS));
+    return (kd_h2_bits(kd_h2_sub(kd_bits_h2(c), low)) & in) | (NONE & ~in);
+}
+
+/* The least of a warp's threads, for least_of. */
+KD_DEV void leave_least(tile_shared *s, int to, int t, uint32_t least)
+{
+    least = kd_warp_min(least);
+    if (t % 32 == 0)
+        s->least[to][t / 32] = least;
+}
+
+/* Least of all warps, as bits. */
+KD_DEV uint32_t least_of(const tile_shared *s, int from)
+{
+    uint32_t m = 0xffffffffu;
+
+#pragma unroll
+    for (int i = 0; i < KD_GPU_WORKERS / 32; i += 4) {
+        const uint4 v = *(const uint4 *)(s->least[from] + i);
+        const uint32_t a = v.x < v.y ? v.x : v.y, b = v.z < v.w ? v.z : v.w, c = a < b ? a : b;
+        m = c < m ? c : m;
+    }
+    return m;
+}
+
+/* From 64 times a sum and a half to the bits of a cost. */
+KD_DEV uint32_t cost_of(int sum)
+{
+    sum >>= KD_SEARCH_SHIFT;
+    return 0x6400u + (uint32_t)(sum < KD_SEARCH_CAP ? sum : (int)KD_SEARCH_CAP);
+}
+
+/* Costs of the in-edges of row n, for a thread's eight states. */
+template <int IN> struct in_costs {
+    uint32_t word[IN == 1 ? 2 : 1];
+
+    KD_DEV void load(const uint16_t *cost, int n, int t)
+    {
+        if (IN == 1) {
+            uint2 u = *(const uint2 *)(cost + 4 * t + (n << 11));
+            word[0] = u.x;
+            word[IN == 1] = u.y;
+        } else if (IN == 2) {
+            word[0] = *(const uint32_t *)(cost + 2 * t + (n << 10));
+        } else {
+            word[0] = cost[IN == 3 ? t + (n << 9) : (t >> 1) + (n << 8)];
+        }
+    }
+    KD_DEV void lower(kd_h2 low)
+    {
+        word[0] = lowered(word[0], low);
+        if (IN == 1)
+            word[IN == 1] = lowered(word[IN == 1], low);
+    }
+    /* Of states 2p and 2p + 1, which share their in-edge. */
+    KD_DEV kd_h2 of(int p) const
+    {
+        int edge = (2 * p) >> IN;
+        kd_h2 w = kd_bits_h2(word[IN == 1 ? edge >> 1 : 0]);
+        return edge & 1 ? kd_h2_highs(w) : kd_h2_lows(w);
+    }
+};
+
+/* As a tree, for its short chains; where the device has a minimum of three the compiler takes it.
+ */
+template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
+{
+    if constexpr (N == 1)
+        return x[0];
+    else
+        return kd_h2_min(least_among<N / 2>(x), least_among<N / 2>(x + N / 2));
+}
+
+/* One position of one tile, in a register two adjacent states. low: subtracted from the costs
+ * before it, where FIX. */
+template <int IN, int OUT, bool FIX, int EDGES>
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, false> *c,
+                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least, bool track)
+{
+    constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
+
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        in_costs<IN> in[BRANCHES];
+        uint4 out;
+        uint32_t *o = &out.x;
+#pragma unroll
+        for (int b = 0; b < BRANCHES; b++) {
+            in[b].load(c->of[from], b * GROUPS + j, lane);
+            if (FIX)
+                in[b].lower(low);
+        }
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            kd_h2 x[BRANCHES];
+#pragma unroll
+            for (int b = 0; b < BRANCHES; b++)
+                x[b] = kd_h2_square(table[b * GROUPS + j][p], one, w, in[b].of(p));
+            o[p] = kd_h2_bits(least_among<BRANCHES>(x));
+        }
+        if (track)
+            least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
+                              kd_h2_min(kd_bits_h2(out.z), kd_bits_h2(out.w)));
+        *(uint4 *)(c->of[from ^ 1] + 8 * (j * KD_GPU_LANES + lane)) = out;
+    }
+    return least;
+}
+
+/* Where a thread's in-edges of row 0 lie in a pair's costs, how far on row n's; how many they are.
+ */
+template <int IN> struct pair_in {
+    static constexpr int words = IN == 2 ? 2 : 1;
+
+    static KD_DEV int first(int t)
+    {
+        return IN == 2   ? (t >> 1 & 1) * HALF + (t >> 2) * 4 + (t & 1) * 2
+               : IN == 3 ? (t >> 2 & 1) * HALF + (t >> 3) * 4 + (t & 3)
+                         : (t >> 3 & 1) * HALF + (t >> 4) * 4 + (t >> 1 & 3);
+    }
+    static KD_DEV constexpr int row(int n)
+    {
+        return IN == 2   ? (n >> 2) * BLOCK + (n & 3) * 512
+               : IN == 3 ? (n >> 3) * BLOCK + (n & 7) * 256
+                         : n * 128;
+    }
+};
+
+/* One position of a pair of tiles, in a register a state of both. */
+template <int IN, int OUT, bool FIX, int EDGES>
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, true> *costs,
+                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least, bool track)
+{
+    constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
+    const uint32_t *in = costs->of[from] + pair_in<IN>::first(lane);
+    uint32_t *to = costs->of[from ^ 1] + 4 * lane;
+
+#pragma unroll
+    for (int j = 0; j < GROUPS; j++) {
+        kd_h2 before[BRANCHES][2];
+#pragma unroll
+        for (int b = 0; b < BRANCHES; b++) {
+            const uint32_t *row = in + pair_in<IN>::row(b * GROUPS + j);
+            if (pair_in<IN>::words == 2) {
+                const uint2 u = *(const uint2 *)row;
+                before[b][0] = kd_bits_h2(FIX ? lowered(u.x, low) : u.x);
+                before[b][1] = kd_bits_h2(FIX ? lowered(u.y, low) : u.y);
+            } else {
+                before[b][0] = before[b][1] = kd_bits_h2(FIX ? lowered(*row, low) : *row);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint4 out;
+            uint32_t *o = &out.x;
+#pragma unroll
+            for (int q = 0; q < 4; q++) {
+                kd_h2 x[BRANCHES];
+#pragma unroll
+                for (int b = 0; b < BRANCHES; b++) {
+                    const kd_h2 v = table[b * GROUPS + j][2 * half + q / 2];
+                    const kd_h2 c = before[b][IN == 2 ? half : 0];
+                    x[b] = q % 2 ? kd_h2_square_high(v, one, w, c) : kd_h2_square_low(v, one, w, c);
+                }
+                o[q] = kd_h2_bits(least_among<BRANCHES>(x));
+            }
+            if (track)
+                least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
+                                  kd_h2_min(kd_bits_h2(out.z), kd_bits_h2(out.w)));
+            *(uint4 *)(to + j * BLOCK + half * HALF) = out;
+        }
+    }
+    return least;
+}
+
+/* Up to 4 bits a position: the values in registers, half floats. */
+template <int BASE, bool MASKED, bool PAIR> struct half_steps {
+    static constexpr bool pair = PAIR;
+    static constexpr int MORE = BASE + MASKED;
+    kd_h2 table[KD_GPU_EACH][KD_GPU_ROWS][4];
+    kd_h2 one;
+
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    {
+        (void)level;
+        one = kd_bits_h2(a.one);
+#pragma unroll
+        for (int i = 0; i < KD_GPU_EACH * KD_GPU_ROWS * 4; i++) {
+            const int row = i / 4 % KD_GPU_ROWS, lane = t + i / 4 / KD_GPU_ROWS * KD_GPU_WORKERS;
+            const uint32_t state = (uint32_t)(row * 4096 + 8 * lane + i % 4 * 2);
+            const kd_h2 v = kd_h2_of(value_of(a.codebook, grid, state) * 0.125f,
+                                     value_of(a.codebook, grid, state + 1) * 0.125f);
+            /* By a way on which the compiler loses sight of its halves, which it would keep in
+             * registers of their own. */
+            table[i / 4 / KD_GPU_ROWS][row][i % 4] =
+                PAIR ? kd_bits_h2(kd_shuffle_xor(kd_h2_bits(v), 0)) : v;
+        }
+    }
+    /* A target's negative as eighths, in both halves, and back. */
+    static KD_DEV uint32_t target_of(int w)
+    {
+        return kd_h2_bits(kd_h2_of((float)w * -0.125f, (float)w * -0.125f));
+    }
+    static KD_DEV int target_back(uint32_t bits)
+    {
+        return (int)(-8.0f * kd_h2_low(kd_bits_h2(bits)));
+    }
+    template <int IN, int OUT, bool FIX, int EDGES>
+    KD_DEV void position(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, kd_h2 w, int t,
+                         kd_h2 low, bool track) const
+    {
+        kd_h2 least = kd_bits_h2(NONE);
+
+#pragma unroll
+        for (int i = 0; i < KD_GPU_EACH; i++)
+            least = step<IN, OUT, FIX>(table[i], one, c, from, w, t + i * KD_GPU_WORKERS, low,
+                                       least, track);
+        if (!track)
+            return;
+        const uint32_t a = kd_h2_bits(least) & 0xffffu, b = kd_h2_bits(least) >> 16;
+        leave_least(s, from ^ 1, t, PAIR ? a : a < b ? a : b);
+        if (PAIR)
+            leave_least(s + 1, from ^ 1, t, b);
+    }
+    template <bool FIX, int EDGES>
+    KD_DEV void run(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, uint32_t target, int t,
+                    kd_h2 low, bool track, int in, int out) const
+    {
+        const kd_h2 w = kd_bits_h2(target);
+
+        if (!MASKED || (in == BASE && out == BASE))
+            position<BASE, BASE, FIX>(c, s, from, w, t, low, track);
+        else if (in == BASE)
+            position<BASE, MORE, FIX>(c, s, from, w, t, low, track);
+        else if (out == BASE)
+            position<MORE, BASE, FIX>(c, s, from, w, t, low, track);
+        else
+            position<MORE, MORE, FIX>(c, s, from, w, t, low, track);
+    }
+};
+
+/* Over 4 bits: integers, the values in memory; a thread's edges have all their branches. */
+struct fine_steps {
+    static constexpr bool pair = false;
+    const int16_t *value;
+
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    {
+        (void)grid;
+        (void)t;
+        value = a.value + 65536 * level;
+    }
+    static KD_DEV uint32_t target_of(int w)
+    {
+        return (uint32_t)w;
+    }
+    static KD_DEV int target_back(uint32_t bits)
+    {
+        return (int)bits;
+    }
+    template <bool FIX, int EDGES>
+    KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
+                    kd_h2 low, bool track, int in, int out) const
+    {
+        const int edges = 65536 >> out, w = (int)target;
+        uint32_t least = NONE & 0xffffu;
+
+        for (int e = t; e < edges; e += KD_GPU_WORKERS) {
+            int best = (KD_SEARCH_CAP << KD_SEARCH_SHIFT) + (1 << KD_SEARCH_SHIFT);
+#pragma unroll 8
+            for (int b = 0; b < 1 << out; b++) {
+                const int state = b << (16 - out) | e;
+                uint32_t before = c->of[from][state >> in];
+                if (FIX)
+                    before = lowered(before, low) & 0xffffu;
+                const int d = value[state] - w;
+                const int sum = d * d + ((int)(before - 0x6400u) << KD_SEARCH_SHIFT) +
+                                (1 << (KD_SEARCH_SHIFT - 1));
+                best = sum < best ? sum : best;
+            }
+            const uint32_t cost = cost_of(best);
+            c->of[from ^ 1][e] = (uint16_t)cost;
+            least = cost < least ? cost : least;
+        }
+        if (track)
+            leave_least(s, from ^ 1, t, least);
+    }
+};
+
+/* 5 to 7 bits throughout: integers too, the values in registers, two in each. A thread has all
+ * branches of its adjacent edges, which share their in-edges. */
+template <int BASE> struct wide_steps {
+    static constexpr bool pair = false;
+    static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, BRANCHES = 1 << BASE,
+                         WORDS = 32768 / KD_GPU_WORKERS;
+    uint32_t table[WORDS]; /* of branch b: edges in pairs; one edge: branches in pairs */
+
+    static KD_DEV uint32_t state_of(int b, int edge)
+    {
+        return (uint32_t)(b << (16 - BASE) | edge);
+    }
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    {
+        (void)level;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            const uint32_t low = OWN == 1 ? state_of(2 * i, t)
+                                          : state_of(2 * i / OWN, OWN * t + 2 * i % OWN),
+                           high = OWN == 1 ? state_of(2 * i + 1, t) : low + 1;
+            table[i] = ((uint32_t)(int)value_of(a.codebook, grid, low) & 0xffffu) |
+                       (uint32_t)(int)value_of(a.codebook, grid, high) << 16;
+        }
+    }
+    static KD_DEV uint32_t target_of(int w)
+    {
+        return (uint32_t)w;
+    }
+    static KD_DEV int target_back(uint32_t bits)
+    {
+        return (int)bits;
+    }
+    /* 64 times the cost of branch b's in-edge, and a half. */
+    template <bool FIX, int EDGES>
+    static KD_DEV int before(const edge_costs<EDGES, false> *c, int from, kd_h2 low, int b, int t)
+    {
+        uint32_t cost = c->of[from][(b << (16 - 2 * BASE)) + (OWN * t >> BASE)];
+        if (FIX)
+            cost = lowered(cost, low) & 0xffffu;
+        return ((int)(cost - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
+    }
+    template <bool FIX, int EDGES>
+    KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
+                    kd_h2 low, bool track, int in, int out) const
+    {
+        const int w = -(int)target;
+        int best[OWN];
+        uint32_t least = NONE & 0xffffu;
+
+        (void)in;
+        (void)out;
+#pragma unroll
+        for (int q = 0; q < OWN; q++)
+            best[q] = (KD_SEARCH_CAP << KD_SEARCH_SHIFT) + (1 << KD_SEARCH_SHIFT);
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            const int d0 = kd_low_plus(table[i], w), d1 = kd_high_plus(table[i], w);
+            const int b = OWN == 1 ? 2 * i : 2 * i / OWN, q = OWN == 1 ? 0 : 2 * i % OWN;
+            const int c0 = before<FIX>(c, from, low, b, t),
+                      c1 = OWN == 1 ? before<FIX>(c, from, low, b + 1, t) : c0;
+            int sum = d0 * d0 + c0;
+            best[q] = sum < best[q] ? sum : best[q];
+            sum = d1 * d1 + c1;
+            best[OWN == 1 ? 0 : q + 1] =
+                sum < best[OWN == 1 ? 0 : q + 1] ? sum : best[OWN == 1 ? 0 : q + 1];
+        }
+#pragma unroll
+        for (int q = 0; q < OWN; q++) {
+            const uint32_t cost = cost_of(best[q]);
+            c->of[from ^ 1][OWN * t + q] = (uint16_t)cost;
+            least = cost < least ? cost : least;
+        }
+        if (track)
+            leave_least(s, from ^ 1, t, least);
+    }
+};
+
+} // namespace kd_trellis
+#endif
