@@ -21,7 +21,7 @@
 enum { VARIANTS_MAX = 8 };
 
 static struct {
-    const char *bpw, *trunk, *head, *calib, *weight, *recipe, *codebook, *json;
+    const char *bpw, *trunk, *head, *calib, *weight, *class, *recipe, *codebook, *json;
     const char *to, *trunk_type, *chat_template, *device;
     struct kd_discard_check check;
     int64_t split, size, rows, cols, seed, threads, lanes;
@@ -35,6 +35,7 @@ static struct {
        .trunk = "4",
        .head = "6",
        .weight = "all",
+       .class = "exact",
        .recipe = "default",
        .codebook = "mul1",
        .damping = -1};
@@ -65,6 +66,7 @@ static const struct kd_opt opts[] = {
      .min = 2, .max = 1000000},
     {"calib-weight", 0, KD_OPT_STR, &o.weight, "all|routed",
      "tokens of an expert's own Hessian (all)", .choices = "all|routed"},
+    KD_OPT_ROW_CALIB_CLASS(&o.class),
     {"recipe", 'r', KD_OPT_STR, &o.recipe, "NAME", "default, upstream, plain or auto (default)",
      .choices = "default|upstream|plain|auto"},
     {"uniform-k", 0, KD_OPT_FLAG, &o.uniform, NULL,
@@ -123,6 +125,7 @@ struct work {
     int jobs;
     struct kd_home home;
     int64_t planned;           /* peak of anonymous memory, as it was printed */
+    bool fast;                 /* --calib-class */
     struct kd_discard discard; /* with --discard-source; its checkpoint is ck */
 };
 
@@ -231,6 +234,10 @@ static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd
 
 static int open_source(struct work *w, const char *src, const char *dst, struct kd_err *err)
 {
+    if (w->fast && o.farm.url)
+        return kd_fail(err, KD_EUSAGE,
+                       "--calib-class fast and --farm exclude each other: workers' bytes are "
+                       "compared, and those of fast depend on the device");
     if (!o.calib && !o.dry)
         return kd_fail(err, KD_EUSAGE,
                        "--calib FILE is needed: text like the model's use, some 500 kB or more");
@@ -297,7 +304,8 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                                       .seed = (uint64_t)o.seed,
                                       .eps_latent = w->cfg.eps_latent,
                                       .damping = (float)o.damping,
-                                      .stream_bf16 = w->cfg.hidden >= 1024};
+                                      .stream_bf16 = w->cfg.hidden >= 1024,
+                                      .calib_fast = w->fast};
     struct kd_rate_wish list[VARIANTS_MAX];
     char path[4096], name[32];
     int count, finished = 0;
@@ -429,7 +437,9 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
     double began = kd_clock_s();
     (void)argc;
     if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
-        kd_cmd_encoder_open(&w->run, o.device, err) || open_source(w, argv[0], argv[1], err))
+        kd_cmd_encoder_open(&w->run, o.device, err) ||
+        kd_cmd_encode_class(&w->run, o.class, &w->fast, err) ||
+        open_source(w, argv[0], argv[1], err))
         return -1;
     if (o.dry) {
         struct kd_rate_wish list[VARIANTS_MAX];
@@ -508,8 +518,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
     kd_buf_init(&w->source, 1 << 26);
     int rc = convert(w, argc, argv, err);
     if (rc && err->code == KD_EGPU)
-        kd_cmd_offer_cpu(err, "what is finished stays: go on with --resume, with --device cpu if "
-                              "need be");
+        kd_cmd_offer_cpu(err, w->fast ? "what is finished stays: go on with --resume"
+                                      : "what is finished stays: go on with --resume, with "
+                                        "--device cpu if need be");
     for (int i = 0; i < w->jobs; i++)
         kd_job_close(&w->job[i]);
     kd_home_release(&w->home);

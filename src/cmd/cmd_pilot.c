@@ -19,11 +19,11 @@ enum { OUT_MAX = 16 << 20 };
 
 static struct {
     struct kd_opt_list machines;
-    const char *on, *calib, *device, *work, *json, *html;
+    const char *on, *calib, *class, *device, *work, *json, *html;
     int64_t layer, rows, cols, experts, memory, threads, lanes, seed;
     double bpw, trunk, head, max_hours;
     bool made, quiet;
-} o = {.layer = -1, .bpw = 2.3, .trunk = 4, .head = 6};
+} o = {.class = "exact", .layer = -1, .bpw = 2.3, .trunk = 4, .head = 6};
 
 static const struct kd_opt opts[] = {
     {"layer", 'l', KD_OPT_INT, &o.layer, "L", "the layer, counted from 0 (the first with experts)",
@@ -39,6 +39,7 @@ static const struct kd_opt opts[] = {
     {"cols", 0, KD_OPT_INT, &o.cols, "N", "tokens a row (2048; 512 when hidden_size is under 1024)",
      .min = 2, .max = 1000000},
     {"made-inputs", 0, KD_OPT_FLAG, &o.made, NULL, "made inputs whatever is here"},
+    KD_OPT_ROW_CALIB_CLASS(&o.class),
     {"bpw", 'b', KD_OPT_NUM, &o.bpw, "R", "average bits of the routed experts (2.3)", .num_min = 1,
      .num_max = 8},
     {"trunk-bpw", 0, KD_OPT_NUM, &o.trunk, "R", "bits of the trunk (4)", .num_min = 1,
@@ -74,6 +75,7 @@ struct work {
     struct kd_corpus text;
     struct kd_job job;
     struct kd_trial trial;
+    bool fast; /* --calib-class */
     struct kd_plan_model model;
     struct kd_probe probe;
     struct kd_pilot pilot;
@@ -138,7 +140,8 @@ static int open_job(struct work *w, struct kd_err *err)
         .seed = (uint64_t)o.seed,
         .eps_latent = w->cfg.eps_latent,
         .damping = -1,
-        .stream_bf16 = w->cfg.hidden >= 1024};
+        .stream_bf16 = w->cfg.hidden >= 1024,
+        .calib_fast = w->fast};
     if (open_folder(w, err) ||
         kd_job_open(&w->job, &w->run, w->ck, &w->cfg, &w->text, &set, "{}", w->dir, false, err))
         return -1;
@@ -205,7 +208,8 @@ static void note_computes(struct work *w)
     int threads = kd_pool_threads(w->run.pool);
     if (w->run.encoder) {
         kd_gpu_encoder_facts(w->run.encoder, &f);
-        snprintf(w->computes, sizeof w->computes, "%d x %.80s", f.devices, f.name);
+        snprintf(w->computes, sizeof w->computes, "%d x %.80s%s", f.devices, f.name,
+                 w->fast ? ", calibration in class fast" : "");
         w->pilot.device_bytes = f.used_bytes;
     } else {
         snprintf(w->computes, sizeof w->computes, "the CPU, %d thread%s, %d lane%s", threads,
@@ -281,7 +285,8 @@ static int pilot(struct work *w, const char *src, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s'", o.json);
     kd_progress_quiet(o.quiet);
     if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
-        kd_cmd_encoder_open(&w->run, o.device, err) || take_machines(w, err) ||
+        kd_cmd_encoder_open(&w->run, o.device, err) ||
+        kd_cmd_encode_class(&w->run, o.class, &w->fast, err) || take_machines(w, err) ||
         open_source(w, src, err) || open_job(w, err))
         return -1;
     if (w->job.lanes > 1)

@@ -3,6 +3,8 @@
 #include "base/show.h"
 #include "gpu/encoder.h"
 
+#include <string.h>
+
 int kd_cmd_encode_config(const char *src, const struct kd_ckpt *ck, struct kd_k3_cfg *cfg,
                          struct kd_err *err)
 {
@@ -28,6 +30,17 @@ int kd_cmd_encode_text(const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, co
         if (text->ids[i] < 0 || text->ids[i] >= cfg->vocab)
             return kd_fail(err, KD_EINVAL, "%s: the tokenizer gives id %d, the model has %lld",
                            calib, text->ids[i], (long long)cfg->vocab);
+    return 0;
+}
+
+int kd_cmd_encode_class(const struct kd_run *run, const char *name, bool *fast, struct kd_err *err)
+{
+    *fast = !strcmp(name, "fast");
+    if (*fast && !run->encoder)
+        return kd_fail(err, KD_EUSAGE,
+                       "--calib-class fast is for --device cuda: on the CPU there is exact alone");
+    if (*fast)
+        kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_FAST);
     return 0;
 }
 

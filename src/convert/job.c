@@ -265,7 +265,7 @@ static int settings_json(struct kd_buf *out, const struct kd_job *j, const char 
     kd_jw_int(&w, "block_tokens", j->block_T);
     kd_jw_num(&w, "eps_latent", (double)j->cfg.eps_latent);
     kd_jw_int(&w, "seed", (int64_t)s->seed);
-    kd_jw_str(&w, "class", "exact");
+    kd_jw_str(&w, "class", s->calib_fast ? "fast" : "exact");
     kd_jw_close(&w, '}');
     kd_buf_str(out, ",\n  \"source\": ");
     kd_buf_str(out, source_json);

@@ -31,6 +31,7 @@ struct kd_convert_settings {
     float eps_latent; /* 0: default */
     float damping;    /* < 0: the recipe's */
     bool stream_bf16; /* precision of the carried streams; part of the recipe */
+    bool calib_fast;  /* class of the calibration (gpu/encoder.h), as the run's encoder has it */
 };
 
 struct kd_job {

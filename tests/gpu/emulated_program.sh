@@ -22,6 +22,16 @@ grep -q "^device: 528 tiles searched" "$work/said" || fail "not on the device: $
 listing "$work/cuda" | cmp - "$work/want" || fail "other bytes"
 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run | grep -q "^device: 1 x" || fail "no plan"
 
+# Class fast: named in the settings, refused where it cannot be, another calibration (the same bytes would be the
+# exact one's), as good (other signs move this figure by 10 %).
+"$KONDENSE" convert "$work/src" "$work/fast" $args --device cuda --calib-class fast >/dev/null
+grep -q '"class": *"fast"' "$work/fast/kondense.json" && grep -q '"class": *"exact"' "$work/cuda/kondense.json" ||
+    fail "the class is not named"
+cmp -s "$work/fast/model-00002-of-00003.safetensors" "$work/cuda/model-00002-of-00003.safetensors" && fail "class fast did nothing"
+code=0
+"$KONDENSE" convert "$work/src" "$work/no" $args --calib-class fast 2>"$work/err" || code=$?
+test $code -eq 2 && grep -q "calib-class fast is for --device cuda" "$work/err" || fail "fast on the CPU: $code $(cat "$work/err")"
+
 code=0
 KD_FAKE_FAIL_AT=300 "$KONDENSE" convert "$work/src" "$work/broken" $args --device cuda >/dev/null 2>"$work/err" || code=$?
 test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "launch failure; .*--resume, with --device cpu" \
@@ -34,6 +44,13 @@ for device in cpu cuda:0,1; do
         --json "$work/$device.json" >/dev/null
 done
 cmp "$work/cpu.json" "$work/cuda:0,1.json" || fail "check has other figures"
+
+"$KONDENSE" check "$work/src" "$work/fast" --text "$data/text/eval.txt" --rows 1 --cols 300 --json "$work/fast.json" >/dev/null
+python3 - "$work/cpu.json" "$work/fast.json" <<'END' || fail "class fast is worse"
+import json, sys
+a, b = (json.load(open(p))["kld"]["mean"] for p in sys.argv[1:])
+sys.exit(0 if a != b and abs(a - b) < 0.25 * a else f"{a} {b}")
+END
 
 "$KONDENSE" pilot "$work/src" --layer 1 --rows 4 --cols 80 --experts 1 --device cuda --quiet >"$work/said"
 grep -q "run on *1 x emulated" "$work/said" && grep -q "of the device$" "$work/said" || fail "$(cat "$work/said")"
