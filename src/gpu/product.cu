@@ -99,6 +99,8 @@ int mul_key(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jo
         return kd_gpu_gemm(g, kind, jobs, count, T, (int32_t *)scratch + COUNTERS, err);
     if (w->type == KD_GPU_MAT_EXL3)
         return mul_exl3(g, cls, jobs, count, T, scratch, err);
+    if (w->type == KD_GPU_MAT_F32 && T > KD_GPU_ROWS)
+        return kd_gpu_mul_f32(g, jobs, count, T, err);
     for (int64_t t = 0; t < T; t += KD_GPU_ROWS)
         if (kd_gpu_mul_plain(g, jobs, count, t, T - t < KD_GPU_ROWS ? T - t : (int)KD_GPU_ROWS,
                              err))

@@ -70,6 +70,9 @@ int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, do
 /* Up to 16 rows from row `from` on, of jobs that have one type: F32, BF16 or MXFP4. */
 int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,
                      int64_t rows, struct kd_err *err);
+/* Any number of rows of F32 jobs. */
+int kd_gpu_mul_f32(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t T,
+                   struct kd_err *err);
 
 /* A launch that may begin before the one ahead of it in the stream is done; such a kernel waits by
  * itself (kd_launch_wait). */

@@ -60,7 +60,29 @@ int launch(struct kd_gpu *g, void (*kernel)(A), int64_t blocks, int64_t shared, 
                          "a product of many rows", err);
 }
 
+/* The kind for so many rows of these. */
+const struct kd_gemm_kind *kind_for(const struct kd_gemm_kind *kind, const struct kd_gpu_job *jobs,
+                                    int count, int64_t rows)
+{
+    bool narrow = kind->narrow && rows <= NARROW_ROWS;
+
+    for (int i = 0; narrow && i < count; i++)
+        narrow = (int)kd_rate_to16(jobs[i].w->rate) <= NARROW_RATE;
+    return narrow ? kind->narrow : kind;
+}
+
 } // namespace
+
+int kd_gpu_gemm_launch(struct kd_gpu *g, const struct kd_gemm_kind *kind, kd_gemm::tasks_args *a,
+                       int64_t tasks, struct kd_err *err)
+{
+    const int64_t all = (int64_t)kind->blocks * g->facts.sms;
+    const int64_t most = g->product_blocks > 0 && g->product_blocks < all ? g->product_blocks : all;
+    void *arguments[] = {a};
+
+    return kd_gpu_launch(g, (const void *)kind->kernel, tasks < most ? tasks : most, THREADS,
+                         shared_of(kind->tokens), arguments, "a product of many rows", err);
+}
 
 const struct kd_gemm_kind *kd_gpu_gemm_kind(enum kd_gpu_class cls, enum kd_gpu_mat_type type,
                                             enum kd_codebook cb)
@@ -70,8 +92,8 @@ const struct kd_gemm_kind *kd_gpu_gemm_kind(enum kd_gpu_class cls, enum kd_gpu_m
                                                       : kd_gpu_gemm_values(cb == KD_CB_MUL1);
     if (cls != KD_GPU_FAST)
         return NULL;
-    return type == KD_GPU_MAT_BF16    ? kd_gemm_kind_of<plain_kind<kd_plain::BF16>>()
-           : type == KD_GPU_MAT_MXFP4 ? kd_gemm_kind_of<plain_kind<kd_plain::MXFP4>>()
+    return type == KD_GPU_MAT_BF16    ? kd_gemm_kind_of<plain_kind<kd_plain::BF16>>(NULL)
+           : type == KD_GPU_MAT_MXFP4 ? kd_gemm_kind_of<plain_kind<kd_plain::MXFP4>>(NULL)
                                       : NULL;
 }
 
@@ -93,8 +115,10 @@ int kd_gpu_gemm(struct kd_gpu *g, const struct kd_gemm_kind *kind, const struct 
 
     for (int64_t from = 0; from < T; from += most) {
         const int64_t rows = T - from < most ? T - from : most;
+        const struct kd_gemm_kind *some = kind_for(kind, jobs, count, rows);
         char *at = (char *)scratch;
-        dense_args a = {};
+        kd_gemm::tasks_args all = {};
+        dense_args &a = all.dense;
         bool parts = false;
         a.jobs = count;
         a.rows = (int32_t)rows;
@@ -116,7 +140,7 @@ int kd_gpu_gemm(struct kd_gpu *g, const struct kd_gemm_kind *kind, const struct 
             j->chunks = c.chunks;
             j->blocks = c.blocks;
             j->first = a.tasks;
-            a.tasks += (int32_t)((rows + kind->tokens - 1) / kind->tokens) * c.chunks * j->outs;
+            a.tasks += (int32_t)((rows + some->tokens - 1) / some->tokens) * c.chunks * j->outs;
             j->x = (unsigned char *)at;
             at += whole(x_bytes(w, rows, kind->planes));
             j->scale = (float *)at;
@@ -126,7 +150,7 @@ int kd_gpu_gemm(struct kd_gpu *g, const struct kd_gemm_kind *kind, const struct 
             parts |= c.chunks > 1;
         }
         if (launch(g, prepare_dense, count * rows, 64, &a, err) ||
-            launch(g, kind->dense, kd_gpu_gemm_blocks(g, a.tasks), SHARED_BYTES, &a, err) ||
+            kd_gpu_gemm_launch(g, some, &all, a.tasks, err) ||
             (parts && launch(g, finish_dense, 4 * g->facts.sms, 0, &a, err)))
             return -1;
     }

@@ -1,5 +1,6 @@
 /* Products of many rows on the matrix units. A block takes 128 outputs and up to 128 rows of
- * activations (64 where those come in two planes):
+ * activations (64 where those come in two planes; 32 where two blocks are to share a
+ * multiprocessor, which decodes faster):
  *
  * - activations lie in device memory as the matrix instructions want them (product_rows.cuh): 16
  *   bits each, 64 inputs of a row in 128 bytes; they come through shared memory two stages deep;
@@ -26,7 +27,8 @@ enum {
     THREADS = 256,
     STEP = 64, /* inputs of a stage */
     HEAD_BYTES = 1024,
-    SHARED_BYTES = 99 << 10,
+    NARROW_ROWS = 32, /* what blocks that share a multiprocessor take, of rates up to */
+    NARROW_RATE = 64,
     TILE_STRIDE = 164 /* words between rows of sums: no bank twice, neither in nor out */
 };
 
@@ -34,6 +36,12 @@ struct head {
     task k;
     int32_t from, rows; /* of this pass */
 };
+
+/* Shared memory of a block that takes so many rows. */
+KD_HD static constexpr int shared_of(int tokens)
+{
+    return tokens > NARROW_ROWS ? 99 << 10 : 51 << 10;
+}
 
 /* Where output n of 128 lies in a row of sums. */
 KD_DEV int tile_at(int n)
@@ -43,10 +51,11 @@ KD_DEV int tile_at(int n)
 
 /* All products of one pass, up to TOKENS rows; the sums into shared memory behind the head. */
 template <class SIDE_A, int TOKENS> struct pass {
-    static constexpr int planes = SIDE_A::planes, tiles = TOKENS / 8, groups = TOKENS / 32;
+    static constexpr int planes = SIDE_A::planes, tiles = TOKENS / 8;
+    static constexpr int some = TOKENS > NARROW_ROWS ? 32 : 16; /* rows that are left out or not */
     static constexpr int plane_bytes = TOKENS * 128, set_bytes = planes * plane_bytes;
-    static_assert(HEAD_BYTES + 4 * set_bytes + 4 * 8 * SIDE_A::ring <= SHARED_BYTES, "stages");
-    static_assert(HEAD_BYTES + 4 * TOKENS * TILE_STRIDE <= SHARED_BYTES, "sums");
+    static_assert(HEAD_BYTES + 4 * set_bytes + 4 * 8 * SIDE_A::ring <= shared_of(TOKENS), "stages");
+    static_assert(HEAD_BYTES + 4 * TOKENS * TILE_STRIDE <= shared_of(TOKENS), "sums");
 
     unsigned char *stage; /* of this set; the other stage is 2 sets on */
     const unsigned char *from;
@@ -89,19 +98,19 @@ template <class SIDE_A, int TOKENS> struct pass {
         for (int r = 0; r < 4; r++) {
             uint32_t a[2][4];
             side.fragments(r, a);
-            multiply_some<groups>(a, b + (turn ^ (uint32_t)(32 * r)));
+            multiply_some<TOKENS / some>(a, b + (turn ^ (uint32_t)(32 * r)));
         }
     }
-    /* As many groups of 32 rows as there are. */
+    /* As many groups of rows as there are. */
     template <int N> KD_DEV void multiply_some(const uint32_t (&a)[2][4], const unsigned char *b)
     {
         if constexpr (N > 1)
-            if (rows <= 32 * (N - 1)) {
+            if (rows <= some * (N - 1)) {
                 multiply_some<N - 1>(a, b);
                 return;
             }
 #pragma unroll
-        for (int n = 0; n < 2 * N; n++)
+        for (int n = 0; n < some / 16 * N; n++)
 #pragma unroll
             for (int p = 0; p < planes; p++) {
                 uint32_t v[4];
@@ -192,15 +201,18 @@ template <class SIDE_A, int TOKENS> struct pass {
         for (int turns = 0; turns < 2; turns++) {
             if (odd == (turns == 0))
 #pragma unroll
-                for (int c = 0; c < 2; c++)
+                for (int n = 0; n < tiles; n++) {
+                    if (8 * n >= rows)
+                        break;
 #pragma unroll
-                    for (int n = 0; n < tiles; n++)
+                    for (int c = 0; c < 2; c++)
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
                             float *p = to + (8 * n + i % 2) * TILE_STRIDE +
                                        tile_at(16 * g + 2 * unit + c + i / 2 * 8);
                             *p = odd ? s[c][n][i] : s[c][n][i] + *p;
                         }
+                }
             kd_sync_block();
         }
     }
@@ -215,14 +227,40 @@ template <class SIDE_A, int TOKENS> KD_CALL void run_pass(unsigned char *memory)
     p.run(memory);
 }
 
-/* What a launch multiplies: rows of a task and of one of its passes, at most. */
+/* What a launch multiplies: rows of a task and of one of its passes, at most; blocks that share a
+ * multiprocessor. */
 #define KD_RATE(r)                                                                                 \
     case r:                                                                                        \
         run_pass<exl3<r, mul1, planes>, tokens>(memory);                                           \
         return;
+#define KD_RATES                                                                                   \
+    KD_RATE(16)                                                                                    \
+    KD_RATE(24)                                                                                    \
+    KD_RATE(28)                                                                                    \
+    KD_RATE(32)                                                                                    \
+    KD_RATE(33)                                                                                    \
+    KD_RATE(34)                                                                                    \
+    KD_RATE(35)                                                                                    \
+    KD_RATE(36)                                                                                    \
+    KD_RATE(37)                                                                                    \
+    KD_RATE(38)                                                                                    \
+    KD_RATE(39)                                                                                    \
+    KD_RATE(40)                                                                                    \
+    KD_RATE(41)                                                                                    \
+    KD_RATE(42)                                                                                    \
+    KD_RATE(43)                                                                                    \
+    KD_RATE(44)                                                                                    \
+    KD_RATE(45)                                                                                    \
+    KD_RATE(46)                                                                                    \
+    KD_RATE(47)                                                                                    \
+    KD_RATE(48)                                                                                    \
+    KD_RATE(52)                                                                                    \
+    KD_RATE(56)                                                                                    \
+    KD_RATE(60)                                                                                    \
+    KD_RATE(64)
 struct fast {
     static constexpr bool coded = true, mul1 = true;
-    static constexpr int planes = 1, tokens = 128;
+    static constexpr int planes = 1, tokens = 128, blocks = 1;
 
     static KD_DEV bool common(int rate16)
     {
@@ -235,24 +273,46 @@ struct fast {
     }
     static KD_DEV void run(unsigned char *memory)
     {
-        // clang-format off
         switch (((const head *)memory)->k.w.rate16) {
-            KD_RATE(16) KD_RATE(24) KD_RATE(28) KD_RATE(32) KD_RATE(33) KD_RATE(34) KD_RATE(35)
-            KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40) KD_RATE(41) KD_RATE(42)
-            KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(48) KD_RATE(52)
-            KD_RATE(56) KD_RATE(60) KD_RATE(64)
-        case 80: run_pass<exl3<80, true, 1>, 64>(memory); return;
-        case 96: run_pass<exl3<96, true, 1>, 64>(memory); return;
-        case 112: run_pass<exl3<112, true, 1>, 64>(memory); return;
-        case 128: run_pass<exl3<128, true, 1>, 64>(memory); return;
-        default: run_pass<exl3<0, true, 1>, 64>(memory);
+            KD_RATES
+        case 80:
+            run_pass<exl3<80, true, 1>, 64>(memory);
+            return;
+        case 96:
+            run_pass<exl3<96, true, 1>, 64>(memory);
+            return;
+        case 112:
+            run_pass<exl3<112, true, 1>, 64>(memory);
+            return;
+        case 128:
+            run_pass<exl3<128, true, 1>, 64>(memory);
+            return;
+        default:
+            run_pass<exl3<0, true, 1>, 64>(memory);
         }
-        // clang-format on
+    }
+};
+/* The same for up to NARROW_ROWS rows, rates up to NARROW_RATE. */
+struct fast_narrow {
+    static constexpr bool coded = true, mul1 = true;
+    static constexpr int planes = 1, tokens = NARROW_ROWS, blocks = 2;
+
+    static KD_DEV int pass_rows(int)
+    {
+        return tokens;
+    }
+    static KD_DEV void run(unsigned char *memory)
+    {
+        switch (((const head *)memory)->k.w.rate16) {
+            KD_RATES
+        default:
+            run_pass<exl3<0, true, 1>, tokens>(memory);
+        }
     }
 };
 template <bool MUL1> struct values {
     static constexpr bool coded = true, mul1 = MUL1;
-    static constexpr int planes = 2, tokens = 64;
+    static constexpr int planes = 2, tokens = 64, blocks = 1;
 
     static KD_DEV int pass_rows(int)
     {
@@ -268,10 +328,11 @@ template <bool MUL1> struct values {
         // clang-format on
     }
 };
+#undef KD_RATES
 #undef KD_RATE
 template <kd_plain::type TYPE> struct plain_kind {
     static constexpr bool coded = false;
-    static constexpr int planes = 2, tokens = 64;
+    static constexpr int planes = 2, tokens = 64, blocks = 1;
 
     static KD_DEV int pass_rows(int)
     {
@@ -378,21 +439,6 @@ template <class KIND> KD_DEV void dense_pick(const dense_args &a, int index, tas
     k->out = local / tiles / job.chunks;
     k->first = chunk * job.blocks;
     k->last = k->first + job.blocks < job.ins ? k->first + job.blocks : job.ins;
-}
-
-template <class KIND> KD_KERNEL void KD_BOUNDS(THREADS, 1) multiply_dense(KD_ARGS dense_args a)
-{
-    KD_SHARED(memory);
-
-    kd_launch_next();
-    kd_launch_wait();
-#pragma unroll 1
-    for (int i = kd_block(); i < a.tasks; i += kd_blocks()) {
-        if (kd_thread() == 0)
-            dense_pick<KIND>(a, i, &((head *)memory)->k);
-        kd_sync_block();
-        run_task<KIND>(memory);
-    }
 }
 
 } // namespace kd_gemm

@@ -3,5 +3,5 @@
 
 const struct kd_gemm_kind *kd_gpu_gemm_fast(void)
 {
-    return kd_gemm_kind_of<kd_gemm::fast>();
+    return kd_gemm_kind_of<kd_gemm::fast>(kd_gpu_gemm_narrow());
 }

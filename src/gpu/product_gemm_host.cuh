@@ -7,17 +7,19 @@
 #include "gpu/product_many.cuh"
 
 struct kd_gemm_kind {
-    void (*dense)(kd_gemm::dense_args);
-    void (*experts)(kd_gemm::half_args);
-    int planes, tokens;
+    void (*kernel)(kd_gemm::tasks_args);
+    int planes, tokens, blocks;        /* blocks: that share a multiprocessor */
+    const struct kd_gemm_kind *narrow; /* for up to NARROW_ROWS rows, or NULL */
 };
-template <class KIND> static inline const struct kd_gemm_kind *kd_gemm_kind_of(void)
+template <class KIND>
+static inline const struct kd_gemm_kind *kd_gemm_kind_of(const struct kd_gemm_kind *narrow)
 {
-    static const struct kd_gemm_kind k = {
-        kd_gemm::multiply_dense<KIND>, kd_gemm::multiply_experts<KIND>, KIND::planes, KIND::tokens};
+    static const struct kd_gemm_kind k = {kd_gemm::multiply_tasks<KIND>, KIND::planes, KIND::tokens,
+                                          KIND::blocks, narrow};
     return &k;
 }
 const struct kd_gemm_kind *kd_gpu_gemm_fast(void);
+const struct kd_gemm_kind *kd_gpu_gemm_narrow(void);
 const struct kd_gemm_kind *kd_gpu_gemm_values(bool mul1);
 /* NULL: a matrix of this type has no products of many rows in this class. */
 const struct kd_gemm_kind *kd_gpu_gemm_kind(enum kd_gpu_class cls, enum kd_gpu_mat_type type,
@@ -28,15 +30,9 @@ int64_t kd_gpu_gemm_scratch(const struct kd_gpu_mat *w, int64_t T);
 int kd_gpu_gemm(struct kd_gpu *g, const struct kd_gemm_kind *kind, const struct kd_gpu_job *jobs,
                 int count, int64_t T, void *scratch, struct kd_err *err);
 
-/* Blocks of a launch of `tasks`: one a multiprocessor. */
-static inline int64_t kd_gpu_gemm_blocks(const struct kd_gpu *g, int64_t tasks)
-{
-    const int64_t most = g->product_blocks > 0 && g->product_blocks < g->facts.sms
-                             ? g->product_blocks
-                             : g->facts.sms;
-
-    return tasks < most ? tasks : most;
-}
+/* Starts a kind's kernel for `tasks` tasks (more than there are if only the device knows). */
+int kd_gpu_gemm_launch(struct kd_gpu *g, const struct kd_gemm_kind *kind, kd_gemm::tasks_args *a,
+                       int64_t tasks, struct kd_err *err);
 
 /* Work space of routed experts for many tokens. */
 struct kd_gemm_space {

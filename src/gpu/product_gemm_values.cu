@@ -3,6 +3,6 @@
 
 const struct kd_gemm_kind *kd_gpu_gemm_values(bool mul1)
 {
-    return mul1 ? kd_gemm_kind_of<kd_gemm::values<true>>()
-                : kd_gemm_kind_of<kd_gemm::values<false>>();
+    return mul1 ? kd_gemm_kind_of<kd_gemm::values<true>>(NULL)
+                : kd_gemm_kind_of<kd_gemm::values<false>>(NULL);
 }

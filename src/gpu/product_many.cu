@@ -24,14 +24,32 @@ int launch(struct kd_gpu *g, void (*kernel)(A), int64_t blocks, int threads, int
                          "experts of many tokens", err);
 }
 
+/* One half of one slab. */
+int run_half(struct kd_gpu *g, const struct kd_gemm_experts *e, half_args *a, struct kd_err *err)
+{
+    const int64_t most = INT32_MAX;
+    tasks_args all = {};
+
+    if (launch(g, prepare_experts, 8ll * g->facts.sms, THREADS, 64, a, err))
+        return -1;
+    all.half = *a;
+    all.experts = 1;
+    if (e->kind->narrow) {
+        all.half.narrow = 1;
+        if (kd_gpu_gemm_launch(g, e->kind->narrow, &all, most, err))
+            return -1;
+        all.half.narrow = 0;
+    }
+    return kd_gpu_gemm_launch(g, e->kind, &all, most, err);
+}
+
 /* Both halves of one slab and the sum. */
 int run_slab(struct kd_gpu *g, const struct kd_gemm_experts *e, const struct kd_gpu_experts_call *c,
              int slab, struct kd_err *err)
 {
     const struct kd_gpu_experts_shape *s = e->shape;
     const struct kd_gemm_space *space = e->space;
-    const int64_t cols = s->cols, inner = s->inner, sms = g->facts.sms;
-    const int64_t blocks = kd_gpu_gemm_blocks(g, sms);
+    const int64_t cols = s->cols, inner = s->inner;
     half_args a = {};
     many_sum_args sum = {space->l, space->y,    c->weight, c->y, whole(cols, 4),
                          c->ldy,   (int)c->top, (int)cols, slab};
@@ -52,8 +70,7 @@ int run_slab(struct kd_gpu *g, const struct kd_gemm_experts *e, const struct kd_
     a.columns = (int32_t)inner;
     a.beta = c->beta;
     a.linear = c->linear;
-    if (launch(g, prepare_experts, 8 * sms, THREADS, 64, &a, err) ||
-        launch(g, e->kind->experts, blocks, THREADS, SHARED_BYTES, &a, err))
+    if (run_half(g, e, &a, err))
         return -1;
     a.from = space->y;
     a.ldx = a.ldy;
@@ -61,8 +78,7 @@ int run_slab(struct kd_gpu *g, const struct kd_gemm_experts *e, const struct kd_
     a.down = 1;
     a.cols = (int32_t)inner;
     a.columns = (int32_t)cols;
-    if (launch(g, prepare_experts, 8 * sms, THREADS, 64, &a, err) ||
-        launch(g, e->kind->experts, blocks, THREADS, SHARED_BYTES, &a, err))
+    if (run_half(g, e, &a, err))
         return -1;
     return launch(g, sum_slab, c->T * ((cols + COLUMNS - 1) / COLUMNS), COLUMNS, 256, &sum, err);
 }
@@ -90,6 +106,8 @@ int64_t kd_gpu_gemm_place(struct kd_gemm_space *s, const struct kd_gpu_experts_s
     s->l.of = (group *)take((EXPERTS + pairs / GROUP_ROWS) * (int64_t)sizeof(group));
     s->l.pair = (int32_t *)take(4 * pairs);
     s->l.token = (int32_t *)take(4 * pairs);
+    s->l.item[0] = (int32_t *)take(8 * (EXPERTS + pairs / GROUP_ROWS));
+    s->l.item[1] = (int32_t *)take(4 * (EXPERTS + pairs / GROUP_ROWS));
     s->l.order = (int32_t *)take(4 * pairs);
     s->l.used = (int32_t *)take(4 * shape->tokens);
     /* w1's and w3's inputs, later w2's; w1's and w3's outputs, later w2's. */
@@ -106,10 +124,14 @@ int kd_gpu_gemm_experts(struct kd_gpu *g, const struct kd_gemm_experts *e,
     many_args a = {e->space->l,  c->ids, (int32_t)c->T, (int32_t)c->top, (int32_t)e->shape->experts,
                    (int32_t)slab};
 
+    order_args o = {e->table, e->space->l, e->coded, e->kind->narrow ? (int)NARROW_ROWS : 0};
+    const int64_t slabs = (pairs + slab - 1) / slab;
+
     if (launch(g, count_pairs, 1, EXPERTS, sizeof(count_shared), &a, err) ||
-        launch(g, place_pairs, (pairs + COLUMNS - 1) / COLUMNS, COLUMNS, 0, &a, err))
+        launch(g, place_pairs, (pairs + COLUMNS - 1) / COLUMNS, COLUMNS, 0, &a, err) ||
+        launch(g, order_items, 2 * slabs, KEYS, 8 * KEYS, &o, err))
         return -1;
-    for (int64_t i = 0; i * slab < pairs; i++)
+    for (int64_t i = 0; i < slabs; i++)
         if (run_slab(g, e, c, (int)i, err))
             return -1;
     return 0;

@@ -23,14 +23,19 @@ enum {
 /* Made on the device for each call. */
 struct many_plan {
     int32_t groups, places;
-    int32_t slab[SLABS + 1]; /* its first group; a group is in the slab of its first place */
-    int32_t next[EXPERTS];   /* places that are still free */
+    int32_t slab[SLABS + 1];  /* its first group; a group is in the slab of its first place */
+    int32_t next[EXPERTS];    /* places that are still free */
+    int32_t narrow[2][SLABS]; /* items for blocks of NARROW_ROWS, of each half */
 };
 struct many_lists {
     many_plan *p;
     group *of;             /* [EXPERTS + pairs / GROUP_ROWS] */
     int32_t *pair, *token; /* of a place; pair i is choice i % top of token i / top */
     int32_t *order, *used; /* [tokens][top] places by ascending expert; of a token, how many */
+    /* Of each half: [groups][matrices] items, a slab's from its first group on, numbered from
+     * there. Those for narrow blocks lie in front, then matrices of one rate side by side: code
+     * that a multiprocessor has not run lately takes as long to fetch as a task takes to run. */
+    int32_t *item[2];
 };
 struct many_args {
     many_lists l;
@@ -48,7 +53,8 @@ struct half_args {
     int64_t ldx, ldy;
     unsigned char *x; /* prepared: [matrices][planes][inputs / 64][rows] */
     float *scale;     /* [matrices][rows] */
-    int32_t rows, planes, down, coded, slab, cols, columns; /* inputs; outputs of a matrix */
+    int32_t rows, planes, down, coded, slab, narrow, cols,
+        columns; /* inputs; outputs of a matrix */
     float beta, linear;
 };
 
@@ -69,8 +75,10 @@ KD_DEV int64_t half_plane(const half_args &a)
 KD_DEV void half_pick(const half_args &a, int index, task *k)
 {
     const int outs = (a.columns + SIDE - 1) / SIDE, matrices = a.down ? 1 : 2;
-    const int m = index / outs % matrices, of = a.down ? 2 : m;
-    const group *first = a.l.of + a.l.p->slab[a.slab], *g = first + index / outs / matrices;
+    const int at = a.l.p->slab[a.slab], before = a.narrow ? 0 : a.l.p->narrow[a.down][a.slab];
+    const int item = a.l.item[a.down][at * matrices + before + index / outs];
+    const int m = item % matrices, of = a.down ? 2 : m;
+    const group *first = a.l.of + at, *g = first + item / matrices;
     const int place = g->first - first->first, in = m % half_inputs(a);
 
     if (a.coded)
@@ -91,18 +99,53 @@ KD_DEV void half_pick(const half_args &a, int index, task *k)
     k->last = (a.cols + SIDE - 1) / SIDE;
 }
 
-template <class KIND> KD_KERNEL void KD_BOUNDS(THREADS, 1) multiply_experts(KD_ARGS half_args a)
+KD_DEV int half_tasks(const half_args &a)
+{
+    const int narrow = a.l.p->narrow[a.down][a.slab],
+              all = (a.l.p->slab[a.slab + 1] - a.l.p->slab[a.slab]) * (a.down ? 1 : 2);
+
+    return (a.narrow ? narrow : all - narrow) * ((a.columns + SIDE - 1) / SIDE);
+}
+
+/* A block's tasks: first, first + step, ... Some blocks beside each other share a part of all, so
+ * that they meet few rates and what they read at a time is little. */
+struct portion {
+    int32_t first, last, step;
+};
+KD_DEV struct portion portion_of(int tasks, int parts)
+{
+    const int blocks = kd_blocks(), part = kd_block() * parts / blocks;
+    const int low = (part * blocks + parts - 1) / parts,
+              high = ((part + 1) * blocks + parts - 1) / parts;
+
+    return {(int32_t)((int64_t)tasks * low / blocks) + kd_block() - low,
+            (int32_t)((int64_t)tasks * high / blocks), high - low};
+}
+
+/* Either matrices side by side or one half of some experts: one kernel, as it holds code for every
+ * rate. */
+struct tasks_args {
+    dense_args dense;
+    half_args half;
+    int32_t experts;
+};
+template <class KIND>
+KD_KERNEL void KD_BOUNDS(THREADS, KIND::blocks) multiply_tasks(KD_ARGS tasks_args a)
 {
     KD_SHARED(memory);
 
     kd_launch_next();
     kd_launch_wait();
-    const int tasks = (a.l.p->slab[a.slab + 1] - a.l.p->slab[a.slab]) * (a.down ? 1 : 2) *
-                      ((a.columns + SIDE - 1) / SIDE);
+    const struct portion p = a.experts ? portion_of(half_tasks(a.half), (kd_blocks() + 11) / 12)
+                                       : portion_of(a.dense.tasks, 1);
 #pragma unroll 1
-    for (int i = kd_block(); i < tasks; i += kd_blocks()) {
-        if (kd_thread() == 0)
-            half_pick(a, i, &((head *)memory)->k);
+    for (int i = p.first; i < p.last; i += p.step) {
+        if (kd_thread() == 0) {
+            if (a.experts)
+                half_pick(a.half, i, &((head *)memory)->k);
+            else
+                dense_pick<KIND>(a.dense, i, &((head *)memory)->k);
+        }
         kd_sync_block();
         run_task<KIND>(memory);
     }

@@ -92,6 +92,53 @@ KD_KERNEL void KD_BOUNDS(COLUMNS, 4) place_pairs(KD_ARGS many_args a)
     a.l.order[token * a.top + before] = place;
 }
 
+/* The items of a slab and half, which a block each puts in order; where two of one rate are is
+ * chance. */
+struct order_args {
+    const entry *table;
+    many_lists l;
+    int32_t coded, rows; /* up to so many are for narrow blocks */
+};
+enum { RATES = 129, KEYS = 512 };
+KD_DEV int item_key(const order_args &a, int first, int item, int down)
+{
+    const group g = a.l.of[first + (down ? item : item / 2)];
+    const int rate16 = a.coded ? a.table[g.expert].exl3[down ? 2 : item % 2].rate16 : 0;
+
+    return g.rows <= a.rows && rate16 <= NARROW_RATE ? rate16 : RATES + rate16;
+}
+KD_KERNEL void KD_BOUNDS(KEYS, 1) order_items(KD_ARGS order_args a)
+{
+    KD_SHARED(memory);
+    int32_t *next = (int32_t *)memory, *count = next + KEYS;
+    const int slab = kd_block() / 2, down = kd_block() % 2, i = kd_thread();
+
+    kd_launch_next();
+    kd_launch_wait();
+    const int first = a.l.p->slab[slab], matrices = down ? 1 : 2,
+              items = (a.l.p->slab[slab + 1] - first) * matrices;
+    count[i] = 0;
+    kd_sync_block();
+#pragma unroll 4
+    for (int j = i; j < items; j += KEYS)
+        kd_shared_add(count + item_key(a, first, j, down), 1);
+    kd_sync_block();
+    const int mine = count[i];
+    for (int step = 1; step < KEYS; step *= 2) {
+        const int before = i >= step ? count[i - step] : 0;
+        kd_sync_block();
+        count[i] += before;
+        kd_sync_block();
+    }
+    next[i] = count[i] - mine;
+    if (i == 0)
+        a.l.p->narrow[down][slab] = count[RATES - 1];
+    kd_sync_block();
+#pragma unroll 4
+    for (int j = i; j < items; j += KEYS)
+        a.l.item[down][first * matrices + kd_shared_add(next + item_key(a, first, j, down), 1)] = j;
+}
+
 KD_KERNEL void KD_BOUNDS(THREADS, 4) prepare_experts(KD_ARGS half_args a)
 {
     KD_SHARED(memory);

@@ -1,5 +1,6 @@
 /* Products with F32, BF16 and MXFP4 matrices: the launches. */
 #include "gpu/product.cuh"
+#include "gpu/product_f32.cuh"
 
 using namespace kd_plain;
 
@@ -31,10 +32,7 @@ int launch_type(struct kd_gpu *g, dense_args *a, int64_t limit, struct kd_err *e
                             : launch<TYPE, 16>(g, a, limit, err);
 }
 
-} // namespace
-
-int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,
-                     int64_t rows, struct kd_err *err)
+struct dense_args args_of(const struct kd_gpu_job *jobs, int count, int64_t from, int64_t rows)
 {
     dense_args a = {};
 
@@ -47,6 +45,16 @@ int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count,
                     jobs[i].ldx,
                     jobs[i].ldy,
                     0};
+    return a;
+}
+
+} // namespace
+
+int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,
+                     int64_t rows, struct kd_err *err)
+{
+    dense_args a = args_of(jobs, count, from, rows);
+
     switch (jobs[0].w->type) {
     case KD_GPU_MAT_F32:
         return launch_type<F32>(g, &a, g->product_blocks, err);
@@ -55,4 +63,21 @@ int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count,
     default:
         return launch_type<MXFP4>(g, &a, g->product_blocks, err);
     }
+}
+
+int kd_gpu_mul_f32(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t T,
+                   struct kd_err *err)
+{
+    const int64_t limit = g->product_blocks;
+    dense_args a = args_of(jobs, count, 0, T);
+    void *arguments[] = {&a};
+
+    for (int j = 0; j < count; j++) {
+        a.job[j].first = a.tasks;
+        a.tasks += (a.job[j].w.rows + kd_f32::OUTS - 1) / kd_f32::OUTS *
+                   (int32_t)((T + kd_f32::ROWS - 1) / kd_f32::ROWS);
+    }
+    return kd_gpu_launch(g, (const void *)kd_f32::multiply_f32,
+                         limit > 0 && limit < a.tasks ? limit : a.tasks, kd_f32::THREADS,
+                         kd_f32::STAGES * kd_f32::STAGE_BYTES, arguments, "a product", err);
 }

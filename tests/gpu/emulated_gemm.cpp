@@ -1,6 +1,7 @@
 /* Products of many rows, run on the CPU (tests/gpu/emulate.h): each kind within its bound of kern's
  * product, and a row's bits the same whatever rows are beside it. */
 #define KD_GPU_EMULATE
+#include "gpu/product_f32.cuh"
 #include "gpu/product_many_plan.cuh"
 #include "gpu/product_pack.cuh"
 #include "gpu/product_rows.cuh"
@@ -46,7 +47,9 @@ static void run(dense_job job, int rows, int chunks, const float *x, int64_t ldx
     a.planes = KIND::planes;
     a.tasks = tiles * chunks * job.outs;
     kd_emulate(3, THREADS, 64, [&] { prepare_dense(a); });
-    kd_emulate(2, THREADS, SHARED_BYTES, [&] { multiply_dense<KIND>(a); });
+    tasks_args all = {};
+    all.dense = a;
+    kd_emulate(2, THREADS, shared_of(KIND::tokens), [&] { multiply_tasks<KIND>(all); });
     if (chunks > 1)
         kd_emulate(2, THREADS, 0, [&] { finish_dense(a); });
 }
@@ -83,7 +86,10 @@ static int check_exl3(const kd_kern *kern, unsigned rate16, kd_codebook cb, int6
     job.w = {codes.data(), f.suh.data(), f.svh.data(), (int)rows, (int)cols,
              job.ins,      job.outs,     (int)rate16,  (int)cb};
     const auto product = [&](int n, float *y) {
-        run<KIND>(job, n, chunks, f.x.data(), f.C, y, rows);
+        if (std::is_same<KIND, fast>::value && n <= NARROW_ROWS && rate16 <= NARROW_RATE)
+            run<fast_narrow>(job, n, chunks, f.x.data(), f.C, y, rows);
+        else
+            run<KIND>(job, n, chunks, f.x.data(), f.C, y, rows);
     };
     product((int)T, f.y.data());
     std::vector<float> want((size_t)(T * rows));
@@ -144,6 +150,37 @@ static int check_plain(const kd_kern *kern, int64_t rows, int64_t cols, int64_t 
     printf("%s, %lld x %lld, %lld rows: %.2g off, %lld differ\n", fp4 ? "MXFP4" : "BF16",
            (long long)rows, (long long)cols, (long long)T, off, (long long)bad);
     return !(off < 4e-6) || bad;
+}
+
+/* F32 has kern's bits. */
+static int check_f32(const kd_kern *kern, int rows, int cols, int T)
+{
+    using namespace kd_f32;
+    const int ld = (cols + 3) / 4 * 4, tasks = (rows + OUTS - 1) / OUTS * ((T + ROWS - 1) / ROWS);
+    std::vector<float> w((size_t)(rows * ld), NAN), x((size_t)(T * ld), NAN),
+        y((size_t)(T * rows), 7.0f), want = y;
+    kd_plain::dense_args a = {};
+    int64_t bad = 0;
+
+    for (int i = 0; i < rows * ld; i++)
+        w[(size_t)i] = i % ld < cols ? gauss() : NAN;
+    for (int i = 0; i < T * ld; i++)
+        x[(size_t)i] = i % ld < cols ? gauss() : NAN;
+    a.job[0] = {{(const uint8_t *)w.data(), nullptr, 4 * ld, 0, rows, cols},
+                x.data(),
+                y.data(),
+                ld,
+                rows,
+                0};
+    a.jobs = 1;
+    a.tokens = T;
+    a.tasks = tasks;
+    kd_emulate(2, kd_f32::THREADS, STAGES * STAGE_BYTES, [&] { multiply_f32(a); });
+    kern->mm_f32(w.data(), ld, rows, cols, x.data(), ld, T, want.data(), rows);
+    for (size_t i = 0; i < y.size(); i++)
+        bad += kd_f32_bits(y[i]) != kd_f32_bits(want[i]);
+    printf("F32, %d x %d, %d rows: %lld differ\n", rows, cols, T, (long long)bad);
+    return bad != 0;
 }
 
 /* A layer of a few experts, one of which most tokens want; lists with gaps and with an expert
@@ -245,11 +282,21 @@ template <class KIND> static int check_experts(const kd_kern *kern)
     layer l;
 
     layer_make(&l, KIND::coded);
-    const many_lists lists = {&plan,        of.data(),    pair.data(),
-                              token.data(), order.data(), used.data()};
+    std::vector<int32_t> item[2] = {std::vector<int32_t>(2 * of.size(), -1),
+                                    std::vector<int32_t>(of.size(), -1)};
+    const many_lists lists = {&plan,
+                              of.data(),
+                              pair.data(),
+                              token.data(),
+                              order.data(),
+                              used.data(),
+                              {item[0].data(), item[1].data()}};
+    const order_args o = {l.table.data(), lists, KIND::coded, KIND::coded ? (int)NARROW_ROWS : 0};
+    int narrow = 0;
     const many_args m = {lists, l.ids.data(), TOKENS, TOP, SOME, SLAB};
     kd_emulate(1, EXPERTS, sizeof(count_shared), [&] { count_pairs(m); });
     kd_emulate((pairs + COLUMNS - 1) / COLUMNS, COLUMNS, 0, [&] { place_pairs(m); });
+    kd_emulate(2 * slabs, KEYS, 8 * KEYS, [&] { order_items(o); });
     for (int s = 0; s < slabs; s++) {
         half_args a = {};
         a.table = l.table.data();
@@ -270,16 +317,25 @@ template <class KIND> static int check_experts(const kd_kern *kern)
             a.cols = a.down ? INNER : COLS;
             a.columns = a.down ? COLS : INNER;
             kd_emulate(5, THREADS, 64, [&] { prepare_experts(a); });
-            kd_emulate(2, THREADS, SHARED_BYTES, [&] { multiply_experts<KIND>(a); });
+            tasks_args all = {};
+            all.half = a;
+            all.experts = 1;
+            kd_emulate(2, THREADS, shared_of(KIND::tokens), [&] { multiply_tasks<KIND>(all); });
+            narrow += plan.narrow[a.down][s];
+            all.half.narrow = 1;
+            if (KIND::coded)
+                kd_emulate(2, THREADS, shared_of(NARROW_ROWS),
+                           [&] { multiply_tasks<fast_narrow>(all); });
         }
         const many_sum_args sum = {lists, out.data(), l.weight.data(), y.data(), COLS, COLS, TOP,
                                    COLS,  s};
         kd_emulate(TOKENS, COLUMNS, 256, [&] { sum_slab(sum); });
     }
     const double off = relative(layer_want(&l, kern, KIND::coded), y);
-    printf("%s experts, %d groups in %d slabs: %.2g off\n", KIND::coded ? "EXL3" : "MXFP4",
-           plan.groups, slabs, off);
-    return !(off < (KIND::coded ? 1e-3 : 1e-5)) || plan.slab[1] == plan.groups;
+    printf("%s experts, %d groups in %d slabs, %d of their halves' matrices narrow: %.2g off\n",
+           KIND::coded ? "EXL3" : "MXFP4", plan.groups, slabs, narrow, off);
+    return !(off < (KIND::coded ? 1e-3 : 1e-5)) || plan.slab[1] == plan.groups ||
+           (narrow == 0) == KIND::coded || narrow == 3 * plan.groups;
 }
 
 int main(void)
@@ -300,6 +356,7 @@ int main(void)
     bad |= check_plain<kd_plain::BF16>(&kern, 200, 330, 70, 17, 1);
     bad |= check_plain<kd_plain::BF16>(&kern, 5, 7, 17, 0, 1);
     bad |= check_plain<kd_plain::MXFP4>(&kern, 130, 672, 70, 17, 2);
+    bad |= check_f32(&kern, 70, 331, 37) | check_f32(&kern, 5, 7, 17);
     bad |= check_experts<fast>(&kern) | check_experts<plain_kind<kd_plain::MXFP4>>(&kern);
     return bad;
 }

@@ -310,7 +310,8 @@ static void time_plain(struct kd_gpu *g, const struct limits *l, enum kd_gpu_mat
            100.0 * each / l->bytes / t);
 }
 
-/* K3's routed experts: 16 of 896, each token its own; rates from `low` to `high`. */
+/* K3's routed experts: 16 of 896, each token its own; rates from `low` to `high`. Below 0: so many
+ * tokens, beside others that have no experts, the way of many tokens. */
 static void time_experts(struct kd_gpu *g, const struct limits *l, enum kd_gpu_mat_type type,
                          unsigned low, unsigned high, std::vector<int64_t> tokens)
 {
@@ -335,13 +336,15 @@ static void time_experts(struct kd_gpu *g, const struct limits *l, enum kd_gpu_m
     }
     must(kd_gpu_experts_open(&e, g, &shape, NULL, &err));
     must(kd_gpu_experts_set(e, 0, experts, (const struct kd_gpu_mat(*)[3])m.data(), &err));
-    for (int64_t T : tokens) {
+    for (int64_t all : tokens) {
+        const int64_t T = all < 0 ? (int64_t)KD_GPU_EXPERT_ROWS + 1 : all,
+                      some = all < 0 ? -all : T;
         const int calls = T > 512 ? 2 : 8;
-        std::vector<int32_t> ids((size_t)(calls * T * top));
+        std::vector<int32_t> ids((size_t)(calls * T * top), -1);
         double read = 0, groups = 0;
         for (int c = 0; c < calls; c++) {
             std::vector<char> used((size_t)experts, 0);
-            for (int64_t t = 0; t < T; t++)
+            for (int64_t t = 0; t < some; t++)
                 for (int64_t j = 0; j < top; j++) {
                     int32_t *at = &ids[(size_t)((c * T + t) * top)];
                     do
@@ -365,13 +368,13 @@ static void time_experts(struct kd_gpu *g, const struct limits *l, enum kd_gpu_m
                                      }
                                  }) /
                          calls;
-        printf("experts %s %.4f to %.4f bits, %2lld tokens: %7.1f us, %.0f experts, %5.0f GB/s, "
+        printf("experts %s %.4f to %.4f bits, %2lld tokens%s: %7.1f us, %.0f experts, %5.0f GB/s, "
                "%5.2f Tweights/s, %3.0f %% of bandwidth, %4.0f TFLOP/s\n",
-               type == KD_GPU_MAT_MXFP4 ? "MXFP4" : "EXL3", low / 16.0, high / 16.0, (long long)T,
-               t * 1e6, groups / calls, read / calls / t * 1e-9,
-               groups / calls * 3.0 * (double)(cols * inner) / t * 1e-12,
+               type == KD_GPU_MAT_MXFP4 ? "MXFP4" : "EXL3", low / 16.0, high / 16.0,
+               (long long)some, all < 0 ? " as many" : "", t * 1e6, groups / calls,
+               read / calls / t * 1e-9, groups / calls * 3.0 * (double)(cols * inner) / t * 1e-12,
                100.0 * read / calls / l->bytes / t,
-               6.0 * (double)(T * top * cols * inner) / t * 1e-12);
+               6.0 * (double)(some * top * cols * inner) / t * 1e-12);
     }
     kd_gpu_experts_close(e);
 }

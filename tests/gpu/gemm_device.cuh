@@ -150,8 +150,9 @@ static void time_many(struct kd_gpu *g, const struct limits *l, bool quick)
     time_many_one(g, KD_GPU_VALUES, KD_GPU_MAT_EXL3, 37, 12288, 7168, {64, 512});
     time_many_one(g, KD_GPU_FAST, KD_GPU_MAT_BF16, 0, 12288, 7168, {64, 512, 2048});
     time_many_one(g, KD_GPU_FAST, KD_GPU_MAT_MXFP4, 0, 12288, 7168, {64, 512, 2048});
-    time_many_one(g, KD_GPU_FAST, KD_GPU_MAT_F32, 0, 896, 7168, {64, 512});
-    time_experts(g, l, KD_GPU_MAT_EXL3, 32, 42, {64, 128, 129, 512, 4096});
+    time_many_one(g, KD_GPU_FAST, KD_GPU_MAT_F32, 0, 896, 7168, {32, 64, 512, 2048});
+    time_experts(g, l, KD_GPU_MAT_EXL3, 32, 42,
+                 {-16, -32, 32, -64, 64, -128, 128, 129, 512, 2048, 4096});
     if (!quick)
         time_experts(g, l, KD_GPU_MAT_MXFP4, 32, 32, {64, 512, 4096});
 }
