@@ -150,47 +150,97 @@ static bool routed_to(const int32_t *ids, int64_t topk, const struct sample *m)
     return false;
 }
 
-/* Mean squared error, relative to the mean square, of the layer's normed latents over the rows held
- * back that are routed to a sampled expert. The norm is part of the layer's output: without it the
- * tokens with the largest sums would decide alone. */
-static int held_out_error(struct kd_job *j, struct kd_layer_work *w, struct sample *m,
-                          double *error, struct kd_err *err)
+/* Rows held back that are routed to a sampled expert, some at a time; no other row counts. */
+struct held {
+    float *z, *u, *n[2]; /* [rows][latent]: latents, sums, normed: of the source, of a sample */
+    int32_t *ids;
+    float *wts;
+    int64_t rows, next; /* at a time; the first token not yet looked at */
+};
+
+static void held_release(struct held *h)
+{
+    kd_mem_free(h->z);
+    kd_mem_free(h->u);
+    kd_mem_free(h->n[0]);
+    kd_mem_free(h->n[1]);
+    kd_mem_free(h->ids);
+    kd_mem_free(h->wts);
+}
+
+static int held_open(struct held *h, const struct kd_job *j, struct kd_err *err)
 {
     int64_t latent = j->cfg.latent, topk = j->cfg.topk;
-    struct kd_store store = {.get = sample_get, .ctx = m};
-    double bad = 0, all = 0;
-    float *z = NULL, *u[2] = {NULL, NULL}, *n[2] = {NULL, NULL};
-    int rc = kd_mem_new(&z, j->block_T * latent, sizeof *z, "held-out latents", err);
-    for (int i = 0; i < 2 && !rc; i++)
-        rc = kd_mem_new(&u[i], j->block_T * latent, sizeof *u[i], "held-out sums", err) ||
-             kd_mem_new(&n[i], j->block_T * latent, sizeof *n[i], "held-out outputs", err);
-    for (int64_t first = j->T_hess; !rc && first < j->T; first += j->block_T) {
-        int64_t T = j->T - first < j->block_T ? j->T - first : j->block_T;
-        const int32_t *ids = (const int32_t *)(const void *)w->ids.data + first * topk;
-        const float *wts = (const float *)(const void *)w->wts.data + first * topk;
-        const uint16_t *zb = (const uint16_t *)(const void *)w->z.data + first * latent;
-        for (int64_t i = 0; i < T * latent; i++)
-            z[i] = kd_bf16_f32(zb[i]);
-        rc = kd_k3_experts(j->run, &j->cfg, w->L.index, j->source, z, ids, wts, T, u[0], err) ||
-             kd_k3_experts(j->run, &j->cfg, w->L.index, &store, z, ids, wts, T, u[1], err);
-        for (int i = 0; i < 2 && !rc; i++)
-            kd_k3_latent_norm(j->run, &j->cfg, &w->L, u[i], T, n[i]);
-        for (int64_t t = 0; !rc && t < T; t++) {
-            if (!routed_to(ids + t * topk, topk, m))
-                continue;
-            for (int64_t i = t * latent; i < (t + 1) * latent; i++) {
-                double d = (double)n[1][i] - (double)n[0][i];
-                all += (double)n[0][i] * (double)n[0][i];
-                bad += d * d;
+    memset(h, 0, sizeof *h);
+    h->next = j->T_hess;
+    h->rows = kd_job_held_rows(j);
+    return kd_mem_new(&h->z, h->rows * latent, sizeof *h->z, "held-out latents", err) ||
+                   kd_mem_new(&h->u, h->rows * latent, sizeof *h->u, "held-out sums", err) ||
+                   kd_mem_new(&h->n[0], h->rows * latent, sizeof *h->u, "held-out outputs", err) ||
+                   kd_mem_new(&h->n[1], h->rows * latent, sizeof *h->u, "held-out outputs", err) ||
+                   kd_mem_new(&h->ids, h->rows * topk, sizeof *h->ids, "held-out routing", err) ||
+                   kd_mem_new(&h->wts, h->rows * topk, sizeof *h->wts, "held-out routing", err)
+               ? -1
+               : 0;
+}
+
+/* The next rows, in order; how many. */
+static int64_t held_next(struct held *h, const struct kd_job *j, const struct kd_layer_work *w,
+                         const struct sample *m)
+{
+    int64_t latent = j->cfg.latent, topk = j->cfg.topk, n = 0;
+    for (; n < h->rows && h->next < j->T; h->next++) {
+        const int32_t *ids = (const int32_t *)(const void *)w->ids.data + h->next * topk;
+        const float *wts = (const float *)(const void *)w->wts.data + h->next * topk;
+        const uint16_t *z = (const uint16_t *)(const void *)w->z.data + h->next * latent;
+        if (!routed_to(ids, topk, m))
+            continue;
+        for (int64_t i = 0; i < latent; i++)
+            h->z[n * latent + i] = kd_bf16_f32(z[i]);
+        memcpy(h->ids + n * topk, ids, (size_t)topk * sizeof *ids);
+        memcpy(h->wts + n * topk, wts, (size_t)topk * sizeof *wts);
+        n++;
+    }
+    return n;
+}
+
+/* The layer's normed latents for n rows of h. */
+static int held_outputs(struct kd_job *j, struct kd_layer_work *w, struct kd_store *store,
+                        struct held *h, int64_t n, float *out, struct kd_err *err)
+{
+    if (kd_job_stop_check(j, err) ||
+        kd_k3_experts(j->run, &j->cfg, w->L.index, store, h->z, h->ids, h->wts, n, h->u, err))
+        return -1;
+    kd_k3_latent_norm(j->run, &j->cfg, &w->L, h->u, n, out);
+    return 0;
+}
+
+/* Of two samples of the same experts: mean squared error, relative to the mean square, of the
+ * layer's normed latents over the rows held back that are routed to one of them. The norm is part
+ * of the layer's output: without it the tokens with the largest sums would decide alone. */
+static int held_out_errors(struct kd_job *j, struct kd_layer_work *w, struct sample m[2],
+                           double error[2], struct kd_err *err)
+{
+    double bad[2] = {0, 0}, all = 0;
+    struct held h;
+    int64_t n = 0;
+    int rc = held_open(&h, j, err);
+    while (!rc && (n = held_next(&h, j, w, &m[0])) > 0) {
+        rc = held_outputs(j, w, j->source, &h, n, h.n[0], err);
+        for (int64_t i = 0; !rc && i < n * j->cfg.latent; i++)
+            all += (double)h.n[0][i] * (double)h.n[0][i];
+        for (int r = 0; r < 2 && !rc; r++) {
+            struct kd_store store = {.get = sample_get, .ctx = &m[r]};
+            rc = held_outputs(j, w, &store, &h, n, h.n[1], err);
+            for (int64_t i = 0; !rc && i < n * j->cfg.latent; i++) {
+                double d = (double)h.n[1][i] - (double)h.n[0][i];
+                bad[r] += d * d;
             }
         }
     }
-    for (int i = 0; i < 2; i++) {
-        kd_mem_free(u[i]);
-        kd_mem_free(n[i]);
-    }
-    kd_mem_free(z);
-    *error = all > 0 ? bad / all : 0;
+    held_release(&h);
+    for (int r = 0; r < 2; r++)
+        error[r] = all > 0 ? bad[r] / all : 0;
     return rc ? -1 : 0;
 }
 
@@ -202,26 +252,26 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
 {
     struct kd_recipe both[2] = {kd_recipe_of(KD_RECIPE_DEFAULT), kd_recipe_of(KD_RECIPE_PLAIN)};
     int64_t most = j->cfg.experts < AUTO_EXPERTS ? j->cfg.experts : AUTO_EXPERTS;
+    struct sample m[2] = {{.j = j}, {.j = j}};
     double error[2] = {0, 0};
     int rc = 0;
     both[0].damping = j->recipe.damping;
-    for (int r = 0; r < 2 && !rc; r++) {
-        struct sample m = {.j = j};
+    for (int r = 0; r < 2 && !rc; r++)
         for (int64_t s = 0; s < most && !rc; s++) {
             int64_t e = (2 * s + 1) * j->cfg.experts / (2 * most);
             if (!trios[e].t[0])
                 continue;
-            rc = quantize(j, w, in, &trios[e], e, &both[r], &m.out[m.count], err);
+            rc = quantize(j, w, in, &trios[e], e, &both[r], &m[r].out[m[r].count], err);
             if (!rc)
-                m.id[m.count++] = e;
+                m[r].id[m[r].count++] = e;
         }
-        if (!rc)
-            rc = held_out_error(j, w, &m, &error[r], err);
-        if (j->trial)
-            j->trial->compared = m.count;
-        while (m.count)
-            kd_expert_release(&m.out[--m.count]);
-    }
+    if (!rc)
+        rc = held_out_errors(j, w, m, error, err);
+    if (j->trial)
+        j->trial->compared = m[0].count;
+    for (int r = 0; r < 2; r++)
+        while (m[r].count)
+            kd_expert_release(&m[r].out[--m[r].count]);
     if (rc)
         return -1;
     if (j->trial) {
@@ -329,46 +379,6 @@ static int encode_all(struct kd_job *j, struct kd_layer_work *w, const struct kd
     return 0;
 }
 
-/* The layer's experts as the forward pass sees them: quantized units, or the source where kept. */
-static int unit_get(struct kd_store *s, int64_t layer, int64_t e, struct kd_expert *out,
-                    struct kd_err *err)
-{
-    void **ctx = s->ctx;
-    struct kd_layer_work *w = ctx[0];
-    struct kd_job *j = ctx[1];
-    const struct kd_unit *u = &w->expert[e];
-    if (!u->count)
-        return j->source->get(j->source, layer, e, out, err);
-    *out = (struct kd_expert){
-        .w1 = u->mat[0], .w3 = u->mat[1], .w2 = u->mat[2], .tier = KD_TIER_HOST, .ready = true};
-    return 0;
-}
-
-static int sum_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
-{
-    int64_t latent = j->cfg.latent, topk = j->cfg.topk;
-    void *ctx[2] = {w, j};
-    struct kd_store store = {.get = unit_get, .ctx = ctx};
-    float *z;
-    if (kd_mem_new(&z, j->block_T * latent, sizeof *z, "latents", err))
-        return -1;
-    int rc = 0;
-    for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
-        int64_t first, T;
-        kd_job_block(j, b, &first, &T);
-        const uint16_t *zb = (const uint16_t *)(const void *)w->z.data + first * latent;
-        for (int64_t i = 0; i < T * latent; i++)
-            z[i] = kd_bf16_f32(zb[i]);
-        rc = kd_job_stop_check(j, err) ||
-             kd_k3_experts(j->run, &j->cfg, w->L.index, &store, z,
-                           (const int32_t *)(const void *)w->ids.data + first * topk,
-                           (const float *)(const void *)w->wts.data + first * topk, T,
-                           (float *)(void *)w->u.data + first * latent, err);
-    }
-    kd_mem_free(z);
-    return rc;
-}
-
 int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
 {
     struct kd_hess h;
@@ -405,6 +415,6 @@ int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
     kd_hess_release(&h);
     kd_mem_free(trios);
     if (!rc)
-        rc = sum_experts(j, w, err);
+        rc = kd_layer_sum_experts(j, w, err);
     return rc ? -1 : 0;
 }

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 /* Tokens a block aims at: a few rows, so that stage scratch stays in the tens of megabytes. */
-enum { BLOCK_TOKENS = 2048 };
+enum { BLOCK_TOKENS = 2048, DEVICE_BLOCKS = 4 };
 
 int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
                 ...)
@@ -42,6 +42,14 @@ int64_t kd_job_block_tokens(const struct kd_corpus *text)
 {
     int64_t rows = BLOCK_TOKENS / text->cols;
     return (rows < 1 ? 1 : rows > text->rows ? text->rows : rows) * text->cols;
+}
+
+int64_t kd_job_held_rows(const struct kd_job *j)
+{
+    /* The more the better are experts' matrices used that go to a device. */
+    int64_t rows = j->run->encoder ? DEVICE_BLOCKS * j->block_T : j->block_T,
+            held = j->T - j->T_hess;
+    return held < rows ? held : rows;
 }
 
 int64_t kd_job_blocks(const struct kd_job *j)

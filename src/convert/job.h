@@ -105,6 +105,8 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
                        struct kd_err *err) KD_MUST;
 
 /* Used among this folder's files. */
+/* Rows held back that recipe auto looks at together. */
+int64_t kd_job_held_rows(const struct kd_job *j);
 int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
                 ...) __attribute__((format(printf, 5, 6))) KD_MUST;
 bool kd_job_shard_done(const struct kd_job *j, int32_t shard);

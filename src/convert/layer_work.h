@@ -51,7 +51,8 @@ int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int
                      struct kd_err *err) KD_MUST;
 int kd_layer_ffn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
                     struct kd_err *err) KD_MUST;
-/* Latents, routing, the experts' units and their weighted sum u. */
+/* Latents, routing, the experts' units and their weighted sum u; the sum alone. */
+int kd_layer_sum_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err) KD_MUST;
 int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err) KD_MUST;
 
 #endif

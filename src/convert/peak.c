@@ -137,21 +137,43 @@ static int64_t feed_forward(const struct kd_job *j, bool mla, bool moe)
     return most(in, most(mid, out));
 }
 
-/* Latents and routing, then the layer's experts over a block, twice where recipe auto compares. */
-static int64_t experts_forward(const struct kd_job *j)
+/* kd_k3_experts over T rows. */
+static int64_t experts_of_rows(const struct kd_job *j, int64_t T)
 {
     const struct kd_k3_cfg *c = &j->cfg;
-    int64_t T = j->block_T, pairs = T * c->topk;
-    int64_t latents = hessian(j, c->latent) + block(j, c->hidden + c->latent) +
-                      most(block(j, 2 * c->experts), trunk_product(j, c->hidden, 1));
+    int64_t pairs = T * c->topk, wide = kd_exl3_pad(most(c->latent, c->moe_inter));
+    int64_t threads = threads_of(j);
     if (pairs > most(WAVE_PAIRS, T))
         pairs = most(WAVE_PAIRS, T);
-    int64_t kept = block(j, c->latent) * (j->set.recipe == KD_RECIPE_AUTO ? 5 : 1);
     /* Activations of all pairs are rotated at most once at a time. */
-    int64_t wide = kd_exl3_pad(most(c->latent, c->moe_inter)), threads = threads_of(j);
-    int64_t wave = 8 * pairs * (c->latent + c->moe_inter) + 4 * pairs * wide +
-                   4 * threads * threads * EXL3_TOKENS * 128 + 12 * T * c->topk;
-    return most(latents, kept + wave);
+    return 8 * pairs * (c->latent + c->moe_inter) + 4 * pairs * wide +
+           4 * threads * threads * EXL3_TOKENS * 128 + 12 * T * c->topk;
+}
+
+/* The samples' matrices of recipe auto: four experts by two recipes. */
+static int64_t samples(const struct kd_job *j, unsigned rate16)
+{
+    return j->set.recipe == KD_RECIPE_AUTO
+               ? 24 * kd_exl3_pad(j->cfg.latent) * kd_exl3_pad(j->cfg.moe_inter) * (int64_t)rate16 /
+                     128
+               : 0;
+}
+
+/* Latents and routing; the comparison of recipe auto; the sum of the layer's experts, block by
+ * block or, with devices, from lists of all tokens' experts. */
+static int64_t experts_forward(const struct kd_job *j, unsigned rate16)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t latents = hessian(j, c->latent) + block(j, c->hidden + c->latent) +
+                      most(block(j, 2 * c->experts), trunk_product(j, c->hidden, 1));
+    int64_t sum = block(j, c->latent) + experts_of_rows(j, j->block_T) +
+                  (j->run->encoder ? 8 * j->T * c->topk : 0);
+    int64_t held = kd_job_held_rows(j);
+    if (j->set.recipe != KD_RECIPE_AUTO)
+        return most(latents, sum);
+    int64_t compared = samples(j, rate16) + hessian(j, c->latent) +
+                       held * (16 * c->latent + 8 * c->topk) + experts_of_rows(j, held);
+    return most(latents, most(sum, compared));
 }
 
 /* Experts, one in each lane: gate and up from the layer's Hessian, then the inner rows' own for
@@ -165,8 +187,7 @@ static int64_t expert(const struct kd_job *j, unsigned rate16)
     int64_t inner = own + 4 * EXPERT_BLOCK_ROWS * (c->latent + 4 * inter) +
                     products(threads, EXPERT_BLOCK_ROWS, c->latent, 1);
     int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16, threads);
-    int64_t kept = j->set.recipe == KD_RECIPE_AUTO ? 8 * codes : 0; /* the samples' matrices */
-    return hessian(j, c->latent) + kept +
+    return hessian(j, c->latent) + samples(j, rate16) +
            lanes_of(j) *
                most(quantizer(j, c->latent, inter, rate16, threads), codes + most(inner, down));
 }
@@ -205,7 +226,7 @@ static int64_t layers_peak(const struct kd_job *j)
         bool mla = c->mla[l], moe = l >= c->dense_layers;
         int64_t stages = most(attention(j, mla), feed_forward(j, mla, moe));
         if (moe)
-            stages = most(stages, experts_forward(j));
+            stages = most(stages, experts_forward(j, rate16));
         if (moe && j->rates.expert_tensors)
             stages = most(stages, expert(j, rate16));
         peak = most(peak, layer_held(j, mla, moe) + stages);
