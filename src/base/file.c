@@ -1,5 +1,6 @@
 #include "base/file.h"
 
+#include "base/mem.h"
 #include "base/parts.h"
 
 #include <dirent.h>
@@ -430,6 +431,22 @@ int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_
     return rc;
 }
 
+int kd_rw_memory(struct kd_rwmap *m, int64_t bytes, struct kd_err *err)
+{
+    memset(m, 0, sizeof *m);
+    m->size_bytes = bytes;
+    m->memory = true;
+    return kd_mem_new(&m->data, bytes, 1, "work rows", err);
+}
+
+void kd_rw_lend(struct kd_rwmap *m, uint8_t *data, int64_t bytes)
+{
+    memset(m, 0, sizeof *m);
+    m->data = data;
+    m->size_bytes = bytes;
+    m->lent = true;
+}
+
 static int sync_and_name_map(struct kd_rwmap *m, struct kd_err *err)
 {
     char path[sizeof m->path];
@@ -454,7 +471,9 @@ int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err)
 
 void kd_rw_close(struct kd_rwmap *m)
 {
-    if (m->data)
+    if (m->memory)
+        kd_mem_free(m->data);
+    else if (m->data && !m->lent)
         munmap(m->data, (size_t)m->size_bytes);
     if (m->temporary)
         unlink(m->path);

@@ -68,15 +68,19 @@ void kd_out_abort(struct kd_outfile *f);
 /* A work file mapped for reading and writing, its space reserved on disk at once (so that a full
  * disk is an error here and not a crash later). Its pages are the file's, not anonymous memory.
  * kd_rw_open makes it under a temporary name; kd_rw_commit syncs it and gives it its name, or
- * kd_rw_close drops it when it was never committed. kd_rw_reopen maps a committed one again. */
+ * kd_rw_close drops it when it was never committed. kd_rw_reopen maps a committed one again.
+ * kd_rw_memory makes one of memory alone, which goes when it is closed; kd_rw_lend one of somebody
+ * else's memory, which stays. */
 struct kd_rwmap {
     uint8_t *data;
     int64_t size_bytes;
-    bool temporary;
+    bool temporary, memory, lent;
     char path[4096];
 };
 int kd_rw_open(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err) KD_MUST;
 int kd_rw_reopen(struct kd_rwmap *m, const char *path, int64_t bytes, struct kd_err *err) KD_MUST;
+int kd_rw_memory(struct kd_rwmap *m, int64_t bytes, struct kd_err *err) KD_MUST;
+void kd_rw_lend(struct kd_rwmap *m, uint8_t *data, int64_t bytes);
 int kd_rw_commit(struct kd_rwmap *m, struct kd_err *err) KD_MUST;
 void kd_rw_close(struct kd_rwmap *m);
 

@@ -54,7 +54,8 @@ static const struct kd_opt opts[] = {
     {"seed", 0, KD_OPT_INT, &o.seed, "N", "of signs and made inputs (0)", .min = 0,
      .max = INT64_MAX},
     {"work", 0, KD_OPT_STR, &o.work, "DIR",
-     "where the layer is written for the time ($TMPDIR, or /tmp)"},
+     "where the layer and the rows of its tokens are written for the time (the layer in $TMPDIR or "
+     "/tmp, the rows in memory where that has room)"},
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
      "experts side by side (as many as keep threads or device busy, at most 64)", .min = 1,
@@ -120,6 +121,42 @@ static int open_folder(struct work *w, struct kd_err *err)
     return 0;
 }
 
+/* Rows in memory, unless a folder is named or they and the rest would take more than three quarters
+ * of what there is. */
+static void place_rows(struct work *w)
+{
+    int64_t rows = kd_trial_rows_bytes(&w->job, o.layer), plan = kd_job_peak_bytes(&w->job, 1);
+    w->job.in_memory = !o.work && rows + plan <= kd_mem_available_bytes() / 4 * 3;
+    w->pilot.planned_bytes = plan + (w->job.in_memory ? rows : 0);
+}
+
+static bool on_screen(void)
+{
+    return !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
+}
+
+/* What it will take, before it does. */
+static void say_needs(const struct work *w)
+{
+    char memory[32], disk[32], rows[32], device[32], of_it[80];
+    struct kd_gpu_encoder_facts f;
+    if (o.quiet || !on_screen())
+        return;
+    kd_show_bytes(memory, sizeof memory, w->pilot.planned_bytes);
+    kd_show_bytes(disk, sizeof disk, kd_trial_disk_bytes(&w->job, o.layer));
+    kd_show_bytes(rows, sizeof rows, kd_trial_rows_bytes(&w->job, o.layer));
+    snprintf(of_it, sizeof of_it, " (%s of it the rows of tokens)", rows);
+    printf("needs %s of memory%s, %s of disk in %s%s\n", memory, w->job.in_memory ? of_it : "",
+           disk, w->dir, w->job.in_memory ? "" : of_it);
+    if (w->run.encoder) {
+        int64_t most = kd_job_device_bytes(&w->job, 1);
+        kd_gpu_encoder_facts(w->run.encoder, &f);
+        kd_show_bytes(device, sizeof device, most < f.memory_bytes ? most : f.memory_bytes);
+        printf("      at most %s of each device's memory\n", device);
+    }
+    fflush(stdout);
+}
+
 static int check_room(const struct work *w, struct kd_err *err)
 {
     char need[32], have[32];
@@ -152,6 +189,7 @@ static int open_job(struct work *w, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE,
                        "%s: its experts cannot be encoded; is it made of codes already?",
                        kd_ckpt_dir(w->ck));
+    place_rows(w);
     return check_room(w, err);
 }
 
@@ -267,7 +305,7 @@ static int put(const char *path, void (*make)(struct kd_buf *, const struct kd_p
 
 static int report(const struct kd_pilot *p, struct kd_err *err)
 {
-    bool screen = !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
+    bool screen = on_screen();
     char text[256];
     /* The screen first: what was measured is not lost to a file that cannot be written. */
     if ((screen && put("-", kd_pilot_text, p, err)) ||
@@ -292,7 +330,7 @@ static int pilot(struct work *w, const char *src, struct kd_err *err)
     if (w->job.lanes > 1)
         kd_mem_keep_little();
     w->trial = (struct kd_trial){.layer = o.layer, .experts = o.experts, .made = o.made};
-    w->pilot.planned_bytes = kd_job_peak_bytes(&w->job, 1);
+    say_needs(w);
     if (kd_trial_run(&w->job, &w->trial, err))
         return -1;
     w->pilot.peak_bytes = kd_mem_peak_bytes();

@@ -135,6 +135,12 @@ int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwm
     char path[4096];
     int64_t bytes = kd_job_stream_bytes(j);
     uint64_t hash;
+    if (j->in_memory && make)
+        return kd_rw_memory(m, bytes, err);
+    if (j->in_memory && j->stream[layer]) {
+        kd_rw_lend(m, j->stream[layer], bytes);
+        return 0;
+    }
     if (kd_job_path(j, path, sizeof path, err, "stream.%03lld", (long long)layer))
         return -1;
     if (make)
@@ -155,10 +161,27 @@ int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwm
 
 int kd_job_stream_commit(struct kd_job *j, int64_t layer, struct kd_rwmap *m, struct kd_err *err)
 {
+    if (j->in_memory) {
+        kd_mem_free(j->stream[layer]);
+        j->stream[layer] = m->data;
+        kd_rw_lend(m, m->data, m->size_bytes);
+        return 0;
+    }
     uint64_t hash = stream_hash(j, m);
     memcpy(m->data + kd_job_stream_bytes(j), &hash, sizeof hash);
     j->stream_known[layer] = true;
     return kd_rw_commit(m, err);
+}
+
+int kd_job_stream_drop(struct kd_job *j, int64_t layer, struct kd_err *err)
+{
+    char path[4096];
+    kd_mem_free(j->stream[layer]);
+    j->stream[layer] = NULL;
+    if (kd_job_path(j, path, sizeof path, err, "stream.%03lld", (long long)layer))
+        return -1;
+    unlink(path);
+    return 0;
 }
 
 static int stop_error(struct kd_err *err)
@@ -505,6 +528,8 @@ void kd_job_close(struct kd_job *j)
     kd_k3_stream_release(&j->win);
     kd_mem_free(j->segs);
     kd_mem_free(j->states);
+    for (int64_t l = 0; l <= KD_K3_LAYERS_MAX; l++)
+        kd_mem_free(j->stream[l]);
     if (j->source)
         kd_k3_store_close(j->source);
     if (j->lock >= 0)
@@ -513,11 +538,19 @@ void kd_job_close(struct kd_job *j)
     j->lock = -1;
 }
 
+int64_t kd_job_scratch_bytes(const struct kd_job *j)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t kda = 4 * c->kda_heads * c->kda_dim, mla = 4 * c->heads * c->v_dim;
+    int64_t widest = kda > mla ? kda : mla, experts = 6 * c->latent + 8 * c->topk;
+    return j->T * (widest > experts ? widest : experts); /* one after the other */
+}
+
 int64_t kd_job_disk_bytes(const struct kd_job *j)
 {
     /* Shards to come, the units of one layer beside its shard, and the streams: the banks, two
-     * prefixes and the layer's scratch of at most three rows as wide as the widest input. */
-    int64_t left = 0, widest = 0, layer_most = 0;
+     * prefixes and the layer's scratch. */
+    int64_t left = 0, layer_most = 0;
     if (j->finished)
         return 0;
     for (int32_t s = 0; s < j->rates.shard_count; s++) {
@@ -526,9 +559,6 @@ int64_t kd_job_disk_bytes(const struct kd_job *j)
         if (s < j->cfg.layers && j->rates.shard_bytes[s] > layer_most)
             layer_most = j->rates.shard_bytes[s];
     }
-    widest = j->cfg.kda_heads * j->cfg.kda_dim;
-    if (j->cfg.heads * j->cfg.v_dim > widest)
-        widest = j->cfg.heads * j->cfg.v_dim;
     int64_t streams = (kd_k3_banks(&j->cfg) + 3) * kd_job_stream_bytes(j);
     char path[4096];
     /* What a resume finds is not needed again. */
@@ -538,5 +568,5 @@ int64_t kd_job_disk_bytes(const struct kd_job *j)
             streams -= kd_job_stream_bytes(j);
     if (streams < 0)
         streams = 0;
-    return left + layer_most + streams + j->T * (4 * widest + 6 * j->cfg.latent + 8 * j->cfg.topk);
+    return left + layer_most + streams + kd_job_scratch_bytes(j);
 }

@@ -63,6 +63,9 @@ struct kd_job {
     struct kd_trial *trial; /* what is being measured (convert/trial.h), or NULL */
     bool by_layer;          /* only the shards of the layer at hand are there (convert/window.h) */
     bool stream_known[KD_K3_LAYERS_MAX + 1]; /* made or checked by this process */
+    /* All rows of tokens in memory, no file: a job that nobody resumes. The streams, or NULL. */
+    bool in_memory;
+    uint8_t *stream[KD_K3_LAYERS_MAX + 1];
 };
 
 /* Tokens of one block: whole rows, about 2,048 tokens. Part of the recipe. */
@@ -105,6 +108,9 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
                        struct kd_err *err) KD_MUST;
 
 /* Used among this folder's files. */
+/* The most that a layer's rows take beside the streams (layer_work.h: y, then z, ids, wts and u).
+ */
+int64_t kd_job_scratch_bytes(const struct kd_job *j);
 /* Rows held back that recipe auto looks at together. */
 int64_t kd_job_held_rows(const struct kd_job *j);
 int kd_job_path(const struct kd_job *j, char *out, size_t size, struct kd_err *err, const char *fmt,
@@ -137,6 +143,8 @@ int kd_job_stream_open(struct kd_job *j, int64_t layer, bool make, struct kd_rwm
                        struct kd_err *err) KD_MUST;
 int kd_job_stream_commit(struct kd_job *j, int64_t layer, struct kd_rwmap *m,
                          struct kd_err *err) KD_MUST;
+/* A stream that has served. */
+int kd_job_stream_drop(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;
 /* Writes a shard from units and stored tensors, with its figures; then units go. */
 int kd_job_seal(struct kd_job *j, int32_t shard, struct kd_err *err) KD_MUST;
 int kd_job_unit_path(const struct kd_job *j, const struct kd_out_tensor *t, char *out, size_t size,

@@ -272,6 +272,8 @@ int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int
                      struct kd_err *err)
 {
     char path[4096];
+    if (j->in_memory)
+        return kd_rw_memory(m, bytes, err);
     if (kd_job_path(j, path, sizeof path, err, "scratch.%s", name))
         return -1;
     return kd_rw_open(m, path, bytes, err);
@@ -353,6 +355,7 @@ static int ffn_inputs(struct kd_job *j, struct kd_layer_work *w, struct kd_err *
                     : stage(j, w, dense, 2, "ffn_in", j->cfg.hidden, true, rows_ffn_in_first, err);
     if (rc)
         return -1;
+    kd_rw_close(&w->y); /* it has served */
     return stage(j, w, down, 1, "ffn_inner", L->gate.rows, false, rows_inner, err);
 }
 

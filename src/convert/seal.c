@@ -157,12 +157,7 @@ int kd_job_seal(struct kd_job *j, int32_t shard, struct kd_err *err)
     if (kd_job_path(j, side, sizeof side, err, "%03d", shard) || kd_dir_remove(side, err))
         return -1;
     /* Streams before block starts stay as banks; the others have served. */
-    if (shard < j->cfg.layers && shard % j->cfg.block) {
-        if (kd_job_path(j, side, sizeof side, err, "stream.%03d", shard))
-            return -1;
-        unlink(side);
-    }
-    return 0;
+    return shard < j->cfg.layers && shard % j->cfg.block ? kd_job_stream_drop(j, shard, err) : 0;
 }
 
 /* The last stream's normed rows: input of lm_head. */

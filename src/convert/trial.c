@@ -138,10 +138,8 @@ static int pass_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
     kd_rw_close(&next);
     kd_layer_work_close(&w);
     /* Later layers read those of block starts alone. */
-    char path[4096];
-    if (!rc && layer % j->cfg.block &&
-        !kd_job_path(j, path, sizeof path, NULL, "stream.%03lld", (long long)layer))
-        unlink(path);
+    if (!rc && layer % j->cfg.block)
+        rc = kd_job_stream_drop(j, layer, err);
     return rc ? -1 : 0;
 }
 
@@ -222,13 +220,17 @@ static int64_t tiles_of(const struct kd_job *j, int64_t layer)
     return n;
 }
 
+int64_t kd_trial_rows_bytes(const struct kd_job *j, int64_t layer)
+{
+    /* Banks and the prefix, which may be one of them, then the one after the attention, the next.
+     */
+    int64_t streams = layer / j->cfg.block + 1 + (layer % j->cfg.block != 0) + 2;
+    return streams * kd_job_stream_bytes(j) + kd_job_scratch_bytes(j);
+}
+
 int64_t kd_trial_disk_bytes(const struct kd_job *j, int64_t layer)
 {
-    const struct kd_k3_cfg *c = &j->cfg;
-    int64_t kda = c->kda_heads * c->kda_dim, mla = c->heads * c->v_dim;
-    int64_t widest = kda > mla ? kda : mla, streams = layer / c->block + 4;
-    return 2 * j->rates.shard_bytes[layer] + streams * kd_job_stream_bytes(j) +
-           j->T * (4 * widest + 6 * c->latent + 8 * c->topk);
+    return 2 * j->rates.shard_bytes[layer] + (j->in_memory ? 0 : kd_trial_rows_bytes(j, layer));
 }
 
 int kd_trial_run(struct kd_job *j, struct kd_trial *t, struct kd_err *err)

@@ -32,6 +32,8 @@ struct kd_trial {
  * the caller's that goes. Fills what is found. Errors say which file of the layer is not there. */
 int kd_trial_run(struct kd_job *j, struct kd_trial *t, struct kd_err *err) KD_MUST;
 
+/* Rows of tokens: what they take of the disk, or of the memory (job.in_memory). */
+int64_t kd_trial_rows_bytes(const struct kd_job *j, int64_t layer);
 /* Free disk that it needs. */
 int64_t kd_trial_disk_bytes(const struct kd_job *j, int64_t layer);
 

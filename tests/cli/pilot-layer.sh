@@ -27,6 +27,12 @@ test "$(awk '{ if (length > n) n = length } END { print n }' "$work/real.txt")" 
 grep -q "source's own, 4 rows of 16" "$work/real.txt" || fail "inputs: $(cat "$work/real.txt")"
 grep -q "this machine .*measured" "$work/real.txt" || fail "no hours"
 grep -q "</html>" "$work/real.html" && ! grep -q "https\?:" "$work/real.html" || fail "page"
+# Rows in files, where a folder is named: the same layer. What it needs is said before.
+"$KONDENSE" pilot "$work/src" --layer 2 --calib "$data/text/calib.txt" ${args% --quiet} --work "$work/tmp" \
+    --json "$work/files.json" >"$work/files.txt" 2>/dev/null
+grep -q "^needs .* of memory, .* of disk in $work/tmp/.* of it the rows of tokens)$" "$work/files.txt" || fail "needs: $(cat "$work/files.txt")"
+errors() { grep -A4 '"error"' "$1"; }
+test "$(errors "$work/files.json")" = "$(errors "$work/real.json")" || fail "other rows in files"
 # The layer's shard alone: made inputs, said so; a sample; another machine, by the plan's ratios.
 mkdir "$work/part"
 cp "$work/src"/*.json "$work/src/tiktoken.model" "$work/src/model-00003-of-000004.safetensors" "$work/part"
