@@ -233,11 +233,7 @@ template <class SIDE_A, int TOKENS> KD_CALL void run_pass(unsigned char *memory)
     case r:                                                                                        \
         run_pass<exl3<r, mul1, planes>, tokens>(memory);                                           \
         return;
-#define KD_RATES                                                                                   \
-    KD_RATE(16)                                                                                    \
-    KD_RATE(24)                                                                                    \
-    KD_RATE(28)                                                                                    \
-    KD_RATE(32)                                                                                    \
+#define KD_MASKED                                                                                  \
     KD_RATE(33)                                                                                    \
     KD_RATE(34)                                                                                    \
     KD_RATE(35)                                                                                    \
@@ -252,12 +248,7 @@ template <class SIDE_A, int TOKENS> KD_CALL void run_pass(unsigned char *memory)
     KD_RATE(44)                                                                                    \
     KD_RATE(45)                                                                                    \
     KD_RATE(46)                                                                                    \
-    KD_RATE(47)                                                                                    \
-    KD_RATE(48)                                                                                    \
-    KD_RATE(52)                                                                                    \
-    KD_RATE(56)                                                                                    \
-    KD_RATE(60)                                                                                    \
-    KD_RATE(64)
+    KD_RATE(47)
 struct fast {
     static constexpr bool coded = true, mul1 = true;
     static constexpr int planes = 1, tokens = 128, blocks = 1;
@@ -274,7 +265,16 @@ struct fast {
     static KD_DEV void run(unsigned char *memory)
     {
         switch (((const head *)memory)->k.w.rate16) {
-            KD_RATES
+            KD_RATE(16)
+            KD_RATE(24)
+            KD_RATE(28)
+            KD_RATE(32)
+            KD_MASKED
+            KD_RATE(48)
+            KD_RATE(52)
+            KD_RATE(56)
+            KD_RATE(60)
+            KD_RATE(64)
         case 80:
             run_pass<exl3<80, true, 1>, 64>(memory);
             return;
@@ -304,7 +304,16 @@ struct fast_narrow {
     static KD_DEV void run(unsigned char *memory)
     {
         switch (((const head *)memory)->k.w.rate16) {
-            KD_RATES
+            KD_RATE(16)
+            KD_RATE(24)
+            KD_RATE(28)
+            KD_RATE(32)
+            KD_MASKED
+            KD_RATE(48)
+            KD_RATE(52)
+            KD_RATE(56)
+            KD_RATE(60)
+            KD_RATE(64)
         default:
             run_pass<exl3<0, true, 1>, tokens>(memory);
         }
@@ -320,15 +329,29 @@ template <bool MUL1> struct values {
     }
     static KD_DEV void run(unsigned char *memory)
     {
-        // clang-format off
-        switch (((const head *)memory)->k.w.rate16) {
-            KD_RATE(32) KD_RATE(48) KD_RATE(64)
-        default: run_pass<exl3<0, mul1, 2>, tokens>(memory);
-        }
-        // clang-format on
+        const int rate16 = ((const head *)memory)->k.w.rate16;
+
+        if constexpr (MUL1)
+            switch (rate16) {
+                KD_RATE(32)
+                KD_MASKED
+                KD_RATE(48)
+                KD_RATE(64)
+            default:
+                break;
+            }
+        else
+            switch (rate16) {
+                KD_RATE(32)
+                KD_RATE(48)
+                KD_RATE(64)
+            default:
+                break;
+            }
+        run_pass<exl3<0, mul1, 2>, tokens>(memory);
     }
 };
-#undef KD_RATES
+#undef KD_MASKED
 #undef KD_RATE
 template <kd_plain::type TYPE> struct plain_kind {
     static constexpr bool coded = false;
