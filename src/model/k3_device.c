@@ -234,7 +234,6 @@ int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, in
     d->index = index;
     d->cls = checks ? KD_GPU_VALUES : KD_GPU_FAST;
     d->fast = !checks && plain_kv_b(m);
-    d->rows_max = KD_K3_FORWARD_ROWS;
     if (open_parts(d, err)) {
         kd_k3_device_close(d);
         return -1;

@@ -141,7 +141,7 @@ static inline void kd_k3_leave(const struct kd_k3_model *m)
         kd_gpu_unlock(m->dev->g);
 }
 
-/* One pass: tokens of some sequences, at most KD_K3_FORWARD_ROWS of them. */
+/* One pass: tokens of some sequences, at most rows_max of them. */
 struct kd_k3_device_pass {
     const struct kd_k3_seg *segs; /* first and count alone */
     struct kd_k3_seq *const *seq; /* [seg_count] */

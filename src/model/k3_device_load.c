@@ -9,7 +9,10 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { PLAIN_ROWS = 1024 /* of a matrix made plain at a time */ };
+enum {
+    PLAIN_ROWS = 1024, /* of a matrix made plain at a time */
+    WORK_SHARE = 8     /* long passes may take 1/8 of what weights leave */
+};
 
 /* One walk over the weights: counting (no memory), or loading. */
 struct loader {
@@ -186,12 +189,12 @@ static int load_experts(struct loader *l, int64_t layer, struct kd_gpu_mat (*tab
     return 0;
 }
 
-static struct kd_gpu_experts_shape shape_of(const struct kd_k3_cfg *c)
+static struct kd_gpu_experts_shape shape_of(const struct kd_k3_cfg *c, int64_t rows)
 {
     return (struct kd_gpu_experts_shape){.experts = c->experts,
                                          .cols = c->latent,
                                          .inner = c->moe_inter,
-                                         .tokens = KD_K3_FORWARD_ROWS,
+                                         .tokens = rows,
                                          .top = c->topk};
 }
 
@@ -212,7 +215,7 @@ static int load_layer(struct kd_k3_device *d, int64_t n, struct kd_err *err)
         return -1;
     if (!L->moe)
         return 0;
-    const struct kd_gpu_experts_shape shape = shape_of(&m->cfg);
+    const struct kd_gpu_experts_shape shape = shape_of(&m->cfg, d->rows_max);
     struct kd_gpu_experts *share = NULL;
     for (int64_t i = 0; i < n && !share; i++)
         share = d->layers[i].experts;
@@ -244,36 +247,52 @@ static int load_ends(struct loader *l, struct kd_err *err)
                : 0;
 }
 
-/* Bytes of all weights, and of what the experts' products add. */
-static int count_all(struct kd_k3_device *d, int64_t *weights, int64_t *more, struct kd_err *err)
+/* Bytes of all weights. */
+static int count_all(struct kd_k3_device *d, int64_t *weights, struct kd_err *err)
 {
     const struct kd_k3_model *m = d->m;
-    const struct kd_gpu_experts_shape shape = shape_of(&m->cfg);
     struct loader l = {.d = d};
-    bool shared = false;
-    *more = 0;
     if (load_ends(&l, err))
         return -1;
     for (int64_t n = 0; n < m->cfg.layers; n++) {
         if (load_trunk(&l, &m->layers[n], &d->layers[n], err) ||
             (m->layers[n].moe && load_experts(&l, n, NULL, err)))
             return kd_wrap(err, "layer %lld", (long long)n);
-        if (m->layers[n].moe) {
-            *more += kd_gpu_experts_bytes(&shape, shared);
-            shared = true;
-        }
     }
     *weights = l.at;
     return 0;
 }
 
-static int check_room(struct kd_k3_device *d, int64_t weights, int64_t work, struct kd_err *err)
+/* Work space of passes of d->rows_max rows. */
+static int64_t work_bytes(struct kd_k3_device *d)
 {
-    int64_t free_bytes;
+    const struct kd_k3_model *m = d->m;
+    const struct kd_gpu_experts_shape shape = shape_of(&m->cfg, d->rows_max);
+    int64_t bytes = kd_k3_device_work_bytes(d);
+    bool shared = false;
+    for (int64_t n = 0; n < m->cfg.layers; n++)
+        if (m->layers[n].moe) {
+            bytes += kd_gpu_experts_bytes(&shape, shared);
+            shared = true;
+        }
+    return bytes;
+}
+
+/* As many rows a pass as leave most of the memory to sequences: experts have more rows each then.
+ */
+static int choose_rows(struct kd_k3_device *d, int64_t weights, struct kd_err *err)
+{
+    int64_t free_bytes, work;
     int64_t sequence = d->kda_floats * 4 + KD_K3_DEVICE_SLAB * kd_k3_device_page_bytes(d);
     char need[32], held[32], extra[32], each[32], room[32];
     if (kd_gpu_free_bytes(d->g, &free_bytes, err))
         return -1;
+    for (d->rows_max = KD_K3_DEVICE_ROWS;; d->rows_max /= 2) {
+        work = work_bytes(d);
+        if (d->rows_max <= KD_K3_FORWARD_ROWS ||
+            work <= (free_bytes - weights - sequence) / WORK_SHARE)
+            break;
+    }
     if (weights + work + sequence <= free_bytes)
         return 0;
     kd_show_bytes(need, sizeof need, weights + work + sequence);
@@ -290,9 +309,8 @@ static int check_room(struct kd_k3_device *d, int64_t weights, int64_t work, str
 int kd_k3_device_load(struct kd_k3_device *d, struct kd_err *err)
 {
     struct loader count = {.d = d}, l = {.d = d};
-    int64_t weights = 0, more = 0;
-    if (count_all(d, &weights, &more, err) ||
-        check_room(d, weights, more + kd_k3_device_work_bytes(d), err))
+    int64_t weights = 0;
+    if (count_all(d, &weights, err) || choose_rows(d, weights, err))
         return -1;
     kd_progress_begin("load", "bytes", weights, 0);
     int rc = load_ends(&count, err) ||

@@ -12,7 +12,8 @@ enum {
     KD_K3_BLOCK = 128,            /* ranks cut widths at multiples of this */
     KD_K3_CTX_BLOCK = KD_K3_PAGE, /* positions of an attention block, at absolute multiples */
     KD_K3_CONV_MAX = 16,          /* taps of the short convolution */
-    KD_K3_FORWARD_ROWS = 512      /* rows of one pass of kd_k3_forward */
+    KD_K3_FORWARD_ROWS = 512,     /* rows of one pass of kd_k3_forward */
+    KD_K3_DEVICE_ROWS = 4096      /* the same on a device that has the memory */
 };
 
 /* out[i] = log(1 + exp(x[i])), tmp[n] scratch: the gate of configs without gate_lower_bound. */

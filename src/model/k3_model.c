@@ -114,7 +114,7 @@ int kd_k3_traffic(const struct kd_k3_model *m, struct kd_k3_traffic *t, struct k
     return 0;
 }
 
-/* One pass: some tokens of some feeds, at most KD_K3_FORWARD_ROWS rows. */
+/* One pass: some tokens of some feeds, at most rows_max rows. */
 struct pass {
     const struct kd_k3_feed *feeds;
     const struct kd_k3_options *o;
@@ -124,11 +124,11 @@ struct pass {
     int64_t *part;          /* [feeds] feed number of each segment */
     struct kd_k3_seq **seq; /* [feeds] its sequence, for a device */
     struct kd_k3_seg *segs;
-    int64_t seg_count, rows;
+    int64_t seg_count, rows, rows_max;
     int32_t *ids;  /* [rows] */
     int32_t *topk; /* [rows][topk] routing, for the trace */
     float *weight;
-    float *h;        /* [rows][hidden] */
+    float *h;        /* [rows][hidden], not with a device */
     int32_t *wanted; /* [rows] rows whose logits are asked for */
     int64_t *place;  /* [rows] and where they go */
     const struct kd_k3_model *m;
@@ -139,9 +139,9 @@ struct pass {
 static void next_pass(struct pass *p)
 {
     p->seg_count = p->rows = 0;
-    for (int64_t f = 0; f < p->feed_count && p->rows < KD_K3_FORWARD_ROWS; f++) {
+    for (int64_t f = 0; f < p->feed_count && p->rows < p->rows_max; f++) {
         const struct kd_k3_feed *feed = &p->feeds[f];
-        int64_t take = feed->count - p->done[f], room = KD_K3_FORWARD_ROWS - p->rows;
+        int64_t take = feed->count - p->done[f], room = p->rows_max - p->rows;
         if (take > room && feed->draft)
             continue;
         if (take > room)
@@ -281,12 +281,14 @@ static int pass_init(struct pass *p, const struct kd_k3_model *m, int64_t tokens
                      struct kd_err *err)
 {
     int64_t n = p->feed_count, k = m->cfg.topk;
-    int64_t rows = tokens < KD_K3_FORWARD_ROWS ? tokens : KD_K3_FORWARD_ROWS;
+    int64_t most = m->dev ? m->dev->rows_max : KD_K3_FORWARD_ROWS;
+    int64_t rows = tokens < most ? tokens : most, hidden = m->dev ? 0 : m->cfg.hidden;
     int64_t bytes = n * (int64_t)(3 * sizeof(int64_t) + sizeof(struct kd_k3_seg) + sizeof *p->seq) +
                     rows * (int64_t)(sizeof(int64_t) + 2 * sizeof(int32_t)) +
-                    rows * (2 * k + m->cfg.hidden) * (int64_t)sizeof(float);
+                    rows * (2 * k + hidden) * (int64_t)sizeof(float);
     if (kd_mem_zero(block, bytes, 1, "forward pass", err))
         return -1;
+    p->rows_max = most;
     p->segs = *block;
     p->seq = (struct kd_k3_seq **)(void *)(p->segs + n);
     p->done = (int64_t *)(void *)(p->seq + n);
@@ -294,7 +296,7 @@ static int pass_init(struct pass *p, const struct kd_k3_model *m, int64_t tokens
     p->part = p->out + n;
     p->place = p->part + n;
     p->h = (float *)(void *)(p->place + rows);
-    p->weight = p->h + rows * m->cfg.hidden;
+    p->weight = p->h + rows * hidden;
     p->topk = (int32_t *)(void *)(p->weight + rows * k);
     p->ids = p->topk + rows * k;
     p->wanted = p->ids + rows;
