@@ -51,8 +51,11 @@ KD_DEV int tile_at(int n)
 
 /* All products of one pass, up to TOKENS rows; the sums into shared memory behind the head. */
 template <class SIDE_A, int TOKENS> struct pass {
-    static constexpr int planes = SIDE_A::planes, tiles = TOKENS / 8;
-    static constexpr int some = TOKENS > NARROW_ROWS ? 32 : 16; /* rows that are left out or not */
+    static constexpr int planes = SIDE_A::planes;
+    /* Code of its own for so many times `some` rows, so that nothing keeps the compiler from
+     * decoding while matrix instructions are under way. */
+    static constexpr int some = TOKENS > NARROW_ROWS ? 32 : 16, most = TOKENS / some,
+                         least = TOKENS > NARROW_ROWS &&planes == 1 ? 2 : 1;
     static constexpr int plane_bytes = TOKENS * 128, set_bytes = planes * plane_bytes;
     static_assert(HEAD_BYTES + 4 * set_bytes + 4 * 8 * SIDE_A::ring <= shared_of(TOKENS), "stages");
     static_assert(HEAD_BYTES + 4 * TOKENS * TILE_STRIDE <= shared_of(TOKENS), "sums");
@@ -63,7 +66,31 @@ template <class SIDE_A, int TOKENS> struct pass {
     int32_t rows, lane, thread; /* in the set */
     uint32_t at, turn;          /* of this lane's row of fragments */
     SIDE_A side;
-    float d[2][tiles][4];
+    template <int N> struct sums {
+        static constexpr int tiles = N * some / 8;
+        float of[2][tiles][4];
+
+        KD_DEV void clear()
+        {
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int n = 0; n < tiles; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        of[c][n][i] = 0.0f;
+        }
+        KD_DEV void add(const sums &s)
+        {
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int n = 0; n < tiles; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        of[c][n][i] += s.of[c][n][i];
+        }
+    };
 
     /* 64 inputs of all rows into stage `to`. */
     KD_DEV void fetch(int to)
@@ -78,7 +105,7 @@ template <class SIDE_A, int TOKENS> struct pass {
                               from + p * plane + i * 2048 + thread * 16);
     }
 
-    template <int HALF> KD_DEV void half(int i, int blocks, bool odd)
+    template <int HALF, int N> KD_DEV void half(int i, int blocks, bool odd, sums<N> *d)
     {
         kd_copy_wait<1>();
         if (odd)
@@ -98,29 +125,20 @@ template <class SIDE_A, int TOKENS> struct pass {
         for (int r = 0; r < 4; r++) {
             uint32_t a[2][4];
             side.fragments(r, a);
-            multiply_some<TOKENS / some>(a, b + (turn ^ (uint32_t)(32 * r)));
-        }
-    }
-    /* As many groups of rows as there are. */
-    template <int N> KD_DEV void multiply_some(const uint32_t (&a)[2][4], const unsigned char *b)
-    {
-        if constexpr (N > 1)
-            if (rows <= some * (N - 1)) {
-                multiply_some<N - 1>(a, b);
-                return;
-            }
+            const unsigned char *v = b + (turn ^ (uint32_t)(32 * r));
 #pragma unroll
-        for (int n = 0; n < some / 16 * N; n++)
+            for (int n = 0; n < some / 16 * N; n++)
 #pragma unroll
-            for (int p = 0; p < planes; p++) {
-                uint32_t v[4];
-                kd_load_matrices(v, b + p * plane_bytes + n * 2048);
+                for (int p = 0; p < planes; p++) {
+                    uint32_t x[4];
+                    kd_load_matrices(x, v + p * plane_bytes + n * 2048);
 #pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    mma(d[c][2 * n], a[c], v[0], v[1]);
-                    mma(d[c][2 * n + 1], a[c], v[2], v[3]);
+                    for (int c = 0; c < 2; c++) {
+                        mma(d->of[c][2 * n], a[c], x[0], x[1]);
+                        mma(d->of[c][2 * n + 1], a[c], x[2], x[3]);
+                    }
                 }
-            }
+        }
     }
     static KD_DEV void mma(float s[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
     {
@@ -150,13 +168,6 @@ template <class SIDE_A, int TOKENS> struct pass {
         from = k.x + h->from * 128 + (int64_t)(k.first + set) * 2 * step;
         at = (uint32_t)((lane % 8 + lane / 16 * 8) * 128);
         turn = (uint32_t)((lane / 8 % 2 ^ lane % 8) * 16);
-#pragma unroll
-        for (int c = 0; c < 2; c++)
-#pragma unroll
-            for (int n = 0; n < tiles; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    d[c][n][i] = 0.0f;
         side.begin(k, (uint32_t *)(memory + HEAD_BYTES + 4 * set_bytes) + warp * SIDE_A::ring, set,
                    warp % 4, lane);
         if (blocks > 0) {
@@ -165,32 +176,40 @@ template <class SIDE_A, int TOKENS> struct pass {
         }
         kd_copy_group();
         kd_copy_group();
+        choose<most>(memory, blocks, odd);
+    }
+    template <int N> KD_DEV void choose(unsigned char *memory, int blocks, bool odd)
+    {
+        if constexpr (N > least)
+            if (rows <= some * (N - 1)) {
+                choose<N - 1>(memory, blocks, odd);
+                return;
+            }
+        sums<N> d;
+        d.clear();
         if constexpr (SIDE_A::flush) {
             /* Long chains of the matrix units' sums lose bits; 128 inputs do not. */
-            float sum[2][tiles][4] = {};
+            sums<N> all;
+            all.clear();
 #pragma unroll 1
             for (int i = 0; i < blocks; i++) {
-                half<0>(i, blocks, odd);
-                half<1>(i, blocks, odd);
-#pragma unroll
-                for (int j = 0; j < 8 * tiles; j++) {
-                    float &s = d[j / 4 / tiles][j / 4 % tiles][j % 4];
-                    sum[j / 4 / tiles][j / 4 % tiles][j % 4] += s;
-                    s = 0.0f;
-                }
+                half<0>(i, blocks, odd, &d);
+                half<1>(i, blocks, odd, &d);
+                all.add(d);
+                d.clear();
             }
-            store(memory, sum, odd);
+            store(memory, all, odd);
         } else {
 #pragma unroll 1
             for (int i = 0; i < blocks; i++) {
-                half<0>(i, blocks, odd);
-                half<1>(i, blocks, odd);
+                half<0>(i, blocks, odd, &d);
+                half<1>(i, blocks, odd, &d);
             }
             store(memory, d, odd);
         }
     }
 
-    KD_DEV void store(unsigned char *memory, const float (&s)[2][tiles][4], bool odd)
+    template <int N> KD_DEV void store(unsigned char *memory, const sums<N> &s, bool odd)
     {
         float *to = (float *)(memory + HEAD_BYTES) + lane % 4 * 2 * TILE_STRIDE;
         const int unit = kd_thread() / 32 % 4, g = lane / 4;
@@ -201,18 +220,15 @@ template <class SIDE_A, int TOKENS> struct pass {
         for (int turns = 0; turns < 2; turns++) {
             if (odd == (turns == 0))
 #pragma unroll
-                for (int n = 0; n < tiles; n++) {
-                    if (8 * n >= rows)
-                        break;
+                for (int c = 0; c < 2; c++)
 #pragma unroll
-                    for (int c = 0; c < 2; c++)
+                    for (int n = 0; n < sums<N>::tiles; n++)
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
                             float *p = to + (8 * n + i % 2) * TILE_STRIDE +
                                        tile_at(16 * g + 2 * unit + c + i / 2 * 8);
-                            *p = odd ? s[c][n][i] : s[c][n][i] + *p;
+                            *p = odd ? s.of[c][n][i] : s.of[c][n][i] + *p;
                         }
-                }
             kd_sync_block();
         }
     }

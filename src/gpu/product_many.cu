@@ -7,7 +7,7 @@ using namespace kd_gemm;
 namespace
 {
 
-enum { SLAB = 8192, ALIGN = 256 };
+enum { SLAB = 16384, ALIGN = 256 };
 
 int64_t whole(int64_t n, int64_t to)
 {

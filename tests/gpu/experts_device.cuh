@@ -230,12 +230,12 @@ static int hold_experts(struct kd_gpu *g, const struct kd_kern *k, bool quick)
             const struct kd_gpu_source s = kind == 2 ? fp4[i].s : source_of(&exl3[i]);
             a.m.push_back(l.load(&s));
         }
-        const struct kd_gpu_experts_shape shape = {a.experts, a.cols, a.inner, 1500, a.top};
+        const struct kd_gpu_experts_shape shape = {a.experts, a.cols, a.inner, 2500, a.top};
         struct kd_gpu_experts *first, *e;
         must(kd_gpu_experts_open(&first, g, &shape, NULL, &err));
         must(kd_gpu_experts_open(&e, g, &shape, first, &err));
         must(kd_gpu_experts_set(e, 0, a.experts, (const struct kd_gpu_mat(*)[3])a.m.data(), &err));
-        for (int64_t T : {1, 4, 5, 64, 128, 200, 1500}) {
+        for (int64_t T : {1, 4, 5, 64, 128, 200, 2500}) {
             if (quick && (T == 64 || T == 128 || T > 200))
                 continue;
             a.T = T;
