@@ -10,12 +10,32 @@
 #include "convert/trial.h"
 #include "gpu/calib.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 /* Calibration constants of the recipe: under FALLBACK_ROWS routed tokens an expert is listed;
  * BLEND_ROWS is k of n/(n+k) in exl3 Decision 10. */
 enum { FALLBACK_ROWS = 256, BLEND_ROWS = 2048, EXPERT_BLOCK_ROWS = 512, AUTO_EXPERTS = 4 };
+
+/* Rows to BF16, and what they are as such. */
+struct round_job {
+    float *z;
+    uint16_t *to;
+    int64_t n;
+};
+
+static void round_item(void *ctx, int64_t t, int worker)
+{
+    const struct round_job *j = ctx;
+    float *z = j->z + t * j->n;
+    uint16_t *to = j->to + t * j->n;
+    (void)worker;
+    for (int64_t i = 0; i < j->n; i++) {
+        to[i] = kd_f32_bf16(z[i]);
+        z[i] = kd_bf16_f32(to[i]);
+    }
+}
 
 static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h, struct kd_err *err)
 {
@@ -33,14 +53,12 @@ static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h,
         kd_job_block(j, b, &first, &T);
         int32_t *ids = (int32_t *)(void *)w->ids.data + first * topk;
         float *wts = (float *)(void *)w->wts.data + first * topk;
-        uint16_t *zb = (uint16_t *)(void *)w->z.data + first * latent;
         rc = kd_job_stop_check(j, err) || kd_layer_ffn_in(j, w, first, T, x, err) ||
              kd_k3_route(j->run, &j->cfg, &w->L, x, T, 0, ids, wts, NULL, err) ||
              kd_mat_mul(j->run, &w->L.routed_down, x, H, T, z, latent, err);
-        for (int64_t i = 0; !rc && i < T * latent; i++) {
-            zb[i] = kd_f32_bf16(z[i]);
-            z[i] = kd_bf16_f32(zb[i]);
-        }
+        struct round_job round = {z, (uint16_t *)(void *)w->z.data + first * latent, latent};
+        if (!rc)
+            kd_pool_run(j->run->pool, T, round_item, &round);
         /* Only the tokens the Hessians may see (recipe auto holds some back). */
         int64_t seen = first + T <= j->T_hess ? T : j->T_hess - first;
         if (!rc && seen > 0)
@@ -244,29 +262,73 @@ static int held_out_errors(struct kd_job *j, struct kd_layer_work *w, struct sam
     return rc ? -1 : 0;
 }
 
+/* The experts of two samples, each encoded by its recipe: item r + 2 i is the i-th of sample r. */
+struct sampling {
+    struct kd_job *j;
+    struct kd_layer_work *w;
+    const struct kd_layer_inputs *in;
+    const struct trio *trios;
+    struct kd_recipe recipe[2];
+    struct sample *m;
+    atomic_int failed;
+    struct kd_err err; /* of the one that set `failed` */
+};
+
+static void sample_item(void *ctx, int64_t item, int worker)
+{
+    struct sampling *s = ctx;
+    struct sample *m = &s->m[item % 2];
+    int64_t i = item / 2, e = m->id[i];
+    struct kd_err err = {0};
+    (void)worker;
+    if (!atomic_load(&s->failed) &&
+        quantize(s->j, s->w, s->in, &s->trios[e], e, &s->recipe[item % 2], &m->out[i], &err) &&
+        !atomic_exchange(&s->failed, 1))
+        s->err = err;
+}
+
+/* On a device side by side, where so many lanes are planned for: one tensor alone leaves it idle.
+ */
+static int encode_samples(struct sampling *s, struct kd_err *err)
+{
+    struct kd_job *j = s->j;
+    int64_t most = j->cfg.experts < AUTO_EXPERTS ? j->cfg.experts : AUTO_EXPERTS;
+    struct kd_expert first;
+    for (int64_t i = 0; i < most; i++) {
+        int64_t e = (2 * i + 1) * j->cfg.experts / (2 * most);
+        if (!s->trios[e].t[0])
+            continue;
+        for (int r = 0; r < 2; r++)
+            s->m[r].id[s->m[r].count++] = e;
+    }
+    /* The source's table is made here: a store belongs to one thread until then. */
+    if (s->m[0].count && source_expert(j, s->w->L.index, s->m[0].id[0], &first, err))
+        return -1;
+    int64_t items = 2 * s->m[0].count;
+    if (j->run->encoder && j->lanes >= items)
+        kd_pool_run(j->run->pool, items, sample_item, s);
+    else
+        for (int64_t i = 0; i < items; i++)
+            sample_item(s, i, 0);
+    return atomic_load(&s->failed) ? kd_fail(err, s->err.code, "%s", s->err.msg) : 0;
+}
+
 /* Recipe auto: a sample of experts is encoded plain and default; the smaller error of the layer's
  * output on held-out rows decides for the layer. A trial is told both and goes on as it was. */
 static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
                   const struct trio *trios, struct kd_recipe *recipe, uint32_t *plain_won,
                   struct kd_err *err)
 {
-    struct kd_recipe both[2] = {kd_recipe_of(KD_RECIPE_DEFAULT), kd_recipe_of(KD_RECIPE_PLAIN)};
-    int64_t most = j->cfg.experts < AUTO_EXPERTS ? j->cfg.experts : AUTO_EXPERTS;
     struct sample m[2] = {{.j = j}, {.j = j}};
+    struct sampling s = {.j = j,
+                         .w = w,
+                         .in = in,
+                         .trios = trios,
+                         .recipe = {kd_recipe_of(KD_RECIPE_DEFAULT), kd_recipe_of(KD_RECIPE_PLAIN)},
+                         .m = m};
     double error[2] = {0, 0};
-    int rc = 0;
-    both[0].damping = j->recipe.damping;
-    for (int r = 0; r < 2 && !rc; r++)
-        for (int64_t s = 0; s < most && !rc; s++) {
-            int64_t e = (2 * s + 1) * j->cfg.experts / (2 * most);
-            if (!trios[e].t[0])
-                continue;
-            rc = quantize(j, w, in, &trios[e], e, &both[r], &m[r].out[m[r].count], err);
-            if (!rc)
-                m[r].id[m[r].count++] = e;
-        }
-    if (!rc)
-        rc = held_out_errors(j, w, m, error, err);
+    s.recipe[0].damping = j->recipe.damping;
+    int rc = encode_samples(&s, err) || held_out_errors(j, w, m, error, err);
     if (j->trial)
         j->trial->compared = m[0].count;
     for (int r = 0; r < 2; r++)
@@ -279,7 +341,7 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
         return 0;
     }
     *plain_won = error[1] < error[0];
-    *recipe = both[*plain_won];
+    *recipe = s.recipe[*plain_won];
     kd_log(KD_LOG_INFO, "convert", "layer=%lld recipe=%s held_out_default=%.6f held_out_plain=%.6f",
            (long long)w->L.index, *plain_won ? "plain" : "default", error[0], error[1]);
     return 0;

@@ -359,6 +359,23 @@ static int ffn_inputs(struct kd_job *j, struct kd_layer_work *w, struct kd_err *
     return stage(j, w, down, 1, "ffn_inner", L->gate.rows, false, rows_inner, err);
 }
 
+/* Rows of both parts of the FFN. */
+struct sum_job {
+    const float *add;
+    float *f;
+    int64_t n;
+};
+
+static void sum_item(void *ctx, int64_t t, int worker)
+{
+    const struct sum_job *j = ctx;
+    const float *restrict add = j->add + t * j->n;
+    float *restrict f = j->f + t * j->n;
+    (void)worker;
+    for (int64_t i = 0; i < j->n; i++)
+        f[i] = add[i] + f[i];
+}
+
 /* The stream after the layer: p = mid + f, f = routed_up(norm(u)) + down(inner). */
 static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
 {
@@ -379,8 +396,9 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
             const float *u = (const float *)(const void *)w->u.data + first * latent;
             kd_k3_latent_norm(j->run, &j->cfg, &w->L, u, T, s);
             rc = kd_mat_mul(j->run, &w->L.routed_up, s, latent, T, r, H, err);
-            for (int64_t i = 0; !rc && i < T * H; i++)
-                f[i] = r[i] + f[i];
+            struct sum_job sum = {r, f, H};
+            if (!rc)
+                kd_pool_run(j->run->pool, T, sum_item, &sum);
         }
         if (!rc) {
             kd_layer_window(j, w, &w->mid, w->banks_after, true, first, T);

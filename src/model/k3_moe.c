@@ -429,6 +429,21 @@ int kd_k3_experts(const struct kd_run *r, const struct kd_k3_cfg *c, int64_t lay
     return rc ? kd_wrap(err, "experts of layer %lld", (long long)layer) : 0;
 }
 
+struct norm_job {
+    const struct kd_kern *kern;
+    const float *x, *w;
+    float eps;
+    int64_t n;
+    float *out;
+};
+
+static void norm_item(void *ctx, int64_t t, int worker)
+{
+    const struct norm_job *j = ctx;
+    (void)worker;
+    j->kern->rmsnorm(j->x + t * j->n, j->w, j->eps, j->n, j->out + t * j->n);
+}
+
 void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c,
                        const struct kd_k3_layer *L, const float *u, int64_t T, float *out)
 {
@@ -437,6 +452,6 @@ void kd_k3_latent_norm(const struct kd_run *r, const struct kd_k3_cfg *c,
         memmove(out, u, (size_t)(T * n) * sizeof *out);
         return;
     }
-    for (int64_t t = 0; t < T; t++)
-        r->kern->rmsnorm(u + t * n, L->routed_norm, c->eps, n, out + t * n);
+    struct norm_job j = {r->kern, u, L->routed_norm, c->eps, n, out};
+    kd_pool_run(r->pool, T, norm_item, &j);
 }
