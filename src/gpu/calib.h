@@ -7,8 +7,9 @@
  * a layer stay on it where there is room). Nothing here is needed: where a device has no room the
  * caller is told so, without an error, and computes on the CPU.
  *
- * Any thread may call, each waits until its work is done; kd_gpu_sums belongs to one thread at a
- * time. A build without CUDA has the same functions; they never have room. */
+ * Any thread may call, each waits until its work is done (but kd_gpu_sums_add); kd_gpu_sums and
+ * kd_gpu_routed belong to one thread at a time. A build without CUDA has the same functions; they
+ * never have room. */
 #ifndef KD_GPU_CALIB_H
 #define KD_GPU_CALIB_H
 
@@ -36,7 +37,8 @@ struct kd_gpu_sums;
 int kd_gpu_sums_open(struct kd_gpu_sums **out, struct kd_gpu_encoder *e, int64_t k,
                      struct kd_err *err) KD_MUST;
 void kd_gpu_sums_close(struct kd_gpu_sums *s);
-/* T rows of `cols` finite floats (the other inputs are zero). */
+/* T rows of `cols` finite floats (the other inputs are zero). They have been read when it returns;
+ * what fails after that is an error of the next call. */
 int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols, int64_t T,
                     struct kd_err *err) KD_MUST;
 /* Its upper triangle into h [k][k]; what is below the diagonal may be zero. */

@@ -158,7 +158,7 @@ struct fast_product {
         m.take(&p, w);
         const int64_t deep = fast_pitch(w);
         rows = kd_least64(up_to(T, PAD), FAST_ROWS);
-        columns = kd_most64(COLUMNS_BYTES / (2 * deep) / PAD * PAD, PAD);
+        columns = kd_most64(COLUMNS_BYTES / deep / PAD * PAD, PAD); /* half as wide as floats */
         columns = kd_least64(m.s.n, columns);
         p.take(&x, 4 * rows * w->cols);
         p.take(&y, 4 * rows * w->rows);

@@ -45,7 +45,7 @@ static int hold_fast(const struct kd_run *cpu, const struct kd_run *run)
     static const struct calib_case all[] = {
         {KD_MAT_F32, 140, 100, 130, 0, KD_CB_MUL1},   {KD_MAT_BF16, 300, 48, 20, 0, KD_CB_MUL1},
         {KD_MAT_MXFP4, 200, 96, 129, 0, KD_CB_MUL1},  {KD_MAT_EXL3, 130, 200, 140, 37, KD_CB_MUL1},
-        {KD_MAT_EXL3, 256, 128, 3, 125, KD_CB_3INST},
+        {KD_MAT_EXL3, 200, 640, 3, 125, KD_CB_3INST}, /* two pieces of columns */
     };
     int bad = 0;
     kd_gpu_encoder_calibrate(run->encoder, KD_GPU_CALIB_FAST);
