@@ -23,6 +23,9 @@
 #include "model/k3.h"
 #include "text/corpus.h"
 
+/* Tensors of a stage that a device works on side by side. */
+enum { KD_JOB_BESIDE = 4 };
+
 struct kd_convert_settings {
     struct kd_rate_wish wish;
     enum kd_recipe_name recipe;

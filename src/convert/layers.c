@@ -4,11 +4,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/parts.h"
 #include "base/progress.h"
 #include "base/rand.h"
 #include "convert/job.h"
 #include "convert/layer_work.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -49,7 +51,25 @@ struct kd_quant_spec kd_layer_spec(const struct kd_job *j, const struct kd_out_t
                                   .input_seed = seed_of(j, name)};
 }
 
-/* Quantizes a trunk linear unless its unit is there already; leaves it mapped in `unit`. */
+/* Quantizes a trunk linear unless its unit is there already. */
+static int make_unit(struct kd_job *j, const struct kd_out_tensor *t, const char *input,
+                     const struct kd_hess *h, const struct kd_mat *mat, const char *path,
+                     struct kd_err *err)
+{
+    struct kd_quant_spec spec = kd_layer_spec(j, t, input);
+    struct kd_quant_out q;
+    const struct kd_quant_out *one = &q;
+    if (kd_file_exists(path))
+        return 0;
+    kd_progress_add(0, t->key);
+    if (kd_quant_tensor(j->run, mat, h, &spec, &q, err))
+        return kd_wrap(err, "%s", t->key);
+    int rc = kd_unit_write(path, j->digest, &one, 1, NULL, err);
+    kd_quant_release(&q);
+    return rc ? -1 : 0;
+}
+
+/* The same, and leaves it mapped in `unit`. */
 int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_out_tensor *t,
                     const char *input, const struct kd_hess *h, struct kd_mat *mat,
                     struct kd_err *err)
@@ -57,21 +77,8 @@ int kd_layer_linear(struct kd_job *j, struct kd_layer_work *w, const struct kd_o
     char path[4096];
     struct kd_unit *unit = &w->trunk[w->trunk_count];
     KD_ASSERT(w->trunk_count < KD_LAYER_TRUNK_MAX);
-    if (kd_job_stop_check(j, err) || kd_job_unit_path(j, t, path, sizeof path, err))
-        return -1;
-    if (!kd_file_exists(path)) {
-        struct kd_quant_spec spec = kd_layer_spec(j, t, input);
-        struct kd_quant_out q;
-        kd_progress_add(0, t->key);
-        if (kd_quant_tensor(j->run, mat, h, &spec, &q, err))
-            return kd_wrap(err, "%s", t->key);
-        const struct kd_quant_out *one = &q;
-        int rc = kd_unit_write(path, j->digest, &one, 1, NULL, err);
-        kd_quant_release(&q);
-        if (rc)
-            return -1;
-    }
-    if (kd_unit_open(unit, path, j->digest, err))
+    if (kd_job_stop_check(j, err) || kd_job_unit_path(j, t, path, sizeof path, err) ||
+        make_unit(j, t, input, h, mat, path, err) || kd_unit_open(unit, path, j->digest, err))
         return -1;
     w->trunk_count++;
     *mat = unit->mat[0];
@@ -152,6 +159,52 @@ static int spread(struct kd_job *j, struct kd_layer_work *w, const struct group 
     return l.experts ? kd_farm_layer(j->farm, &l, err) : 0;
 }
 
+/* Tensors of one stage on a device. */
+struct beside {
+    struct kd_job *j;
+    const struct kd_out_tensor *t[KD_JOB_BESIDE];
+    const struct kd_mat *mat[KD_JOB_BESIDE];
+    const char *input;
+    const struct kd_hess *hess;
+    atomic_int failed;
+    struct kd_err err; /* of the one that set `failed` */
+};
+
+static void beside_item(void *ctx, int64_t i, int worker)
+{
+    struct beside *b = ctx;
+    char path[4096];
+    struct kd_err err = {0};
+    (void)worker;
+    if ((kd_job_stop_check(b->j, &err) ||
+         kd_job_unit_path(b->j, b->t[i], path, sizeof path, &err) ||
+         make_unit(b->j, b->t[i], b->input, b->hess, b->mat[i], path, &err)) &&
+        !atomic_exchange(&b->failed, 1))
+        b->err = err;
+}
+
+/* A stage's units side by side on the run's devices, where one alone would leave them idle between
+ * its steps; those that are left are kd_layer_linear's. */
+static int make_beside(struct kd_job *j, const struct kd_layer_work *w, const struct group *g,
+                       int count, const char *input, const struct kd_hess *h, struct kd_err *err)
+{
+    struct beside b = {.j = j, .input = input, .hess = h};
+    int n = 0;
+    for (int i = 0; i < count && n < KD_JOB_BESIDE; i++) {
+        const struct kd_out_tensor *t = kd_layer_tensor(j, w->L.index, g[i].suffix);
+        if (!t)
+            continue;
+        b.t[n] = t;
+        b.mat[n++] = g[i].mat;
+    }
+    if (!j->run->encoder || n < 2)
+        return 0;
+    int was = kd_part_enter(KD_PART_SEARCH);
+    kd_pool_run(j->run->pool, n, beside_item, &b);
+    kd_part_leave(was);
+    return atomic_load(&b.failed) ? kd_fail(err, b.err.code, "%s", b.err.msg) : 0;
+}
+
 /* One stage: rows(w, block) computes the block's inputs of the group [T][k]; they make the Hessian,
  * unless every unit of the group is there already. `always` runs the rows all the same (a stage
  * that leaves something behind). */
@@ -184,7 +237,8 @@ static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *
             rc = kd_hess_finish(&h, err) || kd_hess_share(j->run, &h, err);
     }
     if (!rc)
-        rc = spread(j, w, g, count, input, hess ? &h : NULL, !there, err);
+        rc = spread(j, w, g, count, input, hess ? &h : NULL, !there, err) ||
+             make_beside(j, w, g, count, input, hess ? &h : NULL, err);
     for (int i = 0; !rc && i < count; i++) {
         const struct kd_out_tensor *t = kd_layer_tensor(j, w->L.index, g[i].suffix);
         if (t)

@@ -219,8 +219,10 @@ static int64_t layers_peak(const struct kd_job *j)
         if (!t->quantized || t->expert >= 0)
             continue;
         int64_t held = t->layer < 0 ? block(j, c->hidden) : 0;
-        peak = most(peak, hessian(j, t->cols) +
-                              most(held, quantizer(j, t->cols, t->rows, t->rate16, threads_of(j))));
+        int64_t one = quantizer(j, t->cols, t->rows, t->rate16, threads_of(j));
+        if (j->run->encoder && t->layer >= 0)
+            one *= KD_JOB_BESIDE;
+        peak = most(peak, hessian(j, t->cols) + most(held, one));
     }
     for (int64_t l = 0; l < c->layers; l++) {
         bool mla = c->mla[l], moe = l >= c->dense_layers;
@@ -333,6 +335,7 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
             expert = latent_on_device(&jobs[v]) + 2 * jobs[v].T_hess * jobs[v].cfg.latent +
                      lanes * expert;
         }
+        trunk *= KD_JOB_BESIDE;
         peak = most(peak, most(most(trunk, stage_on_device(&jobs[v])), expert));
     }
     return peak;
