@@ -302,6 +302,20 @@ void kd_layer_rows_end(struct kd_job *j, int64_t rows)
         kd_k3_state_release(&j->states[i]);
 }
 
+/* Rows on their way into a work file. */
+struct keep_job {
+    const float *from;
+    float *to;
+    int64_t n;
+};
+
+static void keep_item(void *ctx, int64_t t, int worker)
+{
+    const struct keep_job *j = ctx;
+    (void)worker;
+    memcpy(j->to + t * j->n, j->from + t * j->n, (size_t)j->n * sizeof *j->to);
+}
+
 static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
                           float *y, struct kd_err *err)
 {
@@ -317,8 +331,9 @@ static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t fir
         kd_layer_rows_end(j, rows);
     }
     kd_mem_free(x);
+    struct keep_job keep = {y, (float *)(void *)w->y.data + first * w->y_width, w->y_width};
     if (!rc)
-        memcpy(w->y.data + first * w->y_width * 4, y, (size_t)(T * w->y_width) * 4);
+        kd_pool_run(j->run->pool, T, keep_item, &keep);
     return rc;
 }
 

@@ -298,7 +298,7 @@ static inline int calib_fast_product(const struct kd_run *cpu, struct kd_gpu_enc
         return 1;
     }
     bool between = true; /* what lies between the rows is left alone */
-    for (int64_t t = 0; t < c.T; t += 1 + c.T / 40)
+    for (int64_t t = 0; t < c.T; t += 1 + c.T / 8)
         for (int64_t r = 0; r < ldy; r++) {
             const size_t at = (size_t)(t * ldy + r);
             double all = 1e-30;

@@ -51,7 +51,7 @@ static int hold_fast(const struct kd_run *cpu, const struct kd_run *run)
     static const struct calib_case all[] = {
         {KD_MAT_F32, 2000, 1024, 1100, 0, KD_CB_MUL1},
         {KD_MAT_BF16, 1030, 480, 2049, 0, KD_CB_MUL1},
-        {KD_MAT_BF16, 24000, 7168, 300, 0, KD_CB_MUL1}, /* two pieces of columns */
+        {KD_MAT_BF16, 24000, 7168, 100, 0, KD_CB_MUL1}, /* two pieces of columns */
         {KD_MAT_MXFP4, 3072, 3584, 257, 0, KD_CB_MUL1},
         {KD_MAT_EXL3, 3072, 3584, 1025, 32, KD_CB_MUL1},
         {KD_MAT_EXL3, 130, 200, 140, 37, KD_CB_MUL1},
