@@ -254,7 +254,7 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
                               &w->text, err);
 }
 
-static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count)
+static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count, bool fast)
 {
     char need[32], have[32];
     struct kd_gpu_encoder_facts f;
@@ -264,8 +264,8 @@ static void print_device(const struct kd_run *run, const struct kd_job *jobs, in
     int64_t most = kd_job_device_bytes(jobs, count);
     kd_show_bytes(need, sizeof need, most < f.memory_bytes ? most : f.memory_bytes);
     kd_show_bytes(have, sizeof have, f.memory_bytes);
-    printf("device: %d x %s, at most %s of the %s free on each; %d lanes\n", f.devices, f.name,
-           need, have, jobs[0].lanes);
+    printf("device: %d x %s, at most %s of the %s free on each; %d lanes%s\n", f.devices, f.name,
+           need, have, jobs[0].lanes, fast ? "; calibration in class fast" : "");
 }
 
 static void print_plan(const struct kd_job *j, int64_t planned)
@@ -458,7 +458,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
                 return -1;
             print_plan(&j, kd_job_peak_bytes(&j, 1));
-            print_device(&w->run, &j, 1);
+            print_device(&w->run, &j, 1, w->fast);
             kd_rates_release(&j.rates);
         }
         return 0;
@@ -479,7 +479,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             printf("%s\n  finished before\n", w->job[i].dst);
         else
             print_plan(&w->job[i], w->planned);
-    print_device(&w->run, w->job, w->jobs);
+    print_device(&w->run, w->job, w->jobs, w->fast);
     fflush(stdout);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);

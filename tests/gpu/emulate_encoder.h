@@ -20,6 +20,7 @@ int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
 }
 
 enum { EMULATED_DEVICES = 2 };
+static int64_t emulated_free = (int64_t)4 << 30;
 
 extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
@@ -29,7 +30,7 @@ extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
     if (kd_mem_zero(out, 1, sizeof **out, "a device", err))
         return -1;
     (*out)->index = index;
-    (*out)->facts.free_bytes = (int64_t)4 << 30;
+    (*out)->facts.free_bytes = emulated_free;
     (*out)->facts.sms = 12;
     snprintf((*out)->facts.name, sizeof(*out)->facts.name, "emulated");
     return 0;

@@ -22,6 +22,11 @@ grep -q "^device: 528 tiles searched" "$work/said" || fail "not on the device: $
 listing "$work/cuda" | cmp - "$work/want" || fail "other bytes"
 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run | grep -q "^device: 1 x" || fail "no plan"
 
+# With a megabyte for all of it there is room for one tensor; what finds none is done here.
+KD_FAKE_FREE=555270000 "$KONDENSE" convert "$work/src" "$work/narrow" $args --device cuda >"$work/said"
+grep -q "^device: 1 x emulated, at most 1.0 MB of the 1.0 MB free" "$work/said" || fail "room: $(cat "$work/said")"
+listing "$work/narrow" | cmp - "$work/want" || fail "other bytes without room"
+
 # Class fast: named in the settings, refused where it cannot be, another calibration (the same bytes would be the
 # exact one's), as good (other signs move this figure by 10 %).
 "$KONDENSE" convert "$work/src" "$work/fast" $args --device cuda --calib-class fast >/dev/null

@@ -1,9 +1,9 @@
 /* An encoder's device for the program itself (kondense_emulated): convert, check and pilot with
  * --device cuda run as on a machine that has one, over a fake runtime and emulated kernels. The
- * KD_FAKE_FAIL_AT-th call of the runtime from its start fails, and all after it. Models do not run
- * on it. */
+ * KD_FAKE_FAIL_AT-th call of the runtime from its start fails, and all after it; it has
+ * KD_FAKE_FREE bytes free. Models do not run on it. */
 #define KD_ENCODE_ROUND_TILES 1024
-#define KD_STAGE_BYTES (16 << 10)
+#define KD_STAGE_BYTES        (16 << 10)
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"
@@ -13,11 +13,13 @@
 
 static int begin(void)
 {
-    const char *fail = getenv("KD_FAKE_FAIL_AT");
+    const char *fail = getenv("KD_FAKE_FAIL_AT"), *room = getenv("KD_FAKE_FREE");
     struct kd_err err;
 
     if (fail)
         kd_fake_fail_at = atoll(fail);
+    if (room)
+        emulated_free = atoll(room);
     return kd_kern_pick(&kern, &err);
 }
 static const int begun = begin();
