@@ -7,23 +7,23 @@ namespace
 using namespace kd_exl3;
 
 enum {
-    COUNTERS = 65536,       /* at the start of scratch */
-    SUMS_BYTES = 39 << 10,  /* of a task's sums in shared memory, at most */
-    SHARED_MOST = 99 << 10, /* what every device gives a block */
+    COUNTERS = 65536,           /* at the start of scratch */
+    SUMS_BYTES = 39 << 10,      /* of a task's sums in shared memory, at most */
+    SUMS_BYTES_WIDE = 24 << 10, /* the same, of more than 8 rows, whose activations need more */
+    SHARED_MOST = 99 << 10,     /* what every device gives a block */
     KEYS = KD_GPU_MAT_EXL3 + 2
 };
 
 int most_units(const struct kd_gpu_plan *p)
 {
-    return SUMS_BYTES / (4 * ROW_STRIDE * p->rows);
+    return (p->rows > 8 ? (int)SUMS_BYTES_WIDE : (int)SUMS_BYTES) / (4 * ROW_STRIDE * p->rows);
 }
 
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
 {
     const int ins = (int)(w->cols_padded / SIDE);
 
-    return (rows < GROUP ? rows : (rows + GROUP - 1) / GROUP * GROUP) * cut_of(ins).chunks *
-           w->rows_padded;
+    return rows * cut_of(ins).chunks * w->rows_padded;
 }
 
 int check(const struct kd_gpu_job *jobs, int count, int64_t T, struct kd_err *err)
@@ -75,6 +75,7 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
         return kd_fail(err, KD_EINVAL, "a product with too many outputs");
     a.jobs = count;
     a.rows = (int32_t)rows;
+    a.group = p.rows;
     a.counter = (int32_t *)scratch;
     a.sums = (float *)scratch + COUNTERS;
     void *arguments[] = {&all};
@@ -114,19 +115,23 @@ struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum 
                                   int64_t rows)
 {
     struct kd_gpu_plan p = {};
-    int shared = 0;
+    int shared = 0, most = fast<4>::rows;
 
-    p.rows = rows < GROUP ? (int)rows : (int)GROUP;
-    p.groups = (int)((rows + GROUP - 1) / GROUP);
     if (cls != KD_GPU_FAST || cb != KD_CB_MUL1) {
         p.kernel = kd_gpu_tasks_values(cb == KD_CB_MUL1);
-    } else if (p.rows <= 4) {
+        most = values<2, true>::rows;
+    } else if (rows <= fast<1>::rows) {
         p.kernel = kd_gpu_tasks_fast4();
         p.packed = fast<1>::packed;
-    } else {
+    } else if (rows <= fast<2>::rows) {
         p.kernel = kd_gpu_tasks_fast8();
         p.packed = fast<2>::packed;
+    } else {
+        p.kernel = kd_gpu_tasks_fast16();
+        p.packed = fast<4>::packed;
     }
+    p.rows = rows < most ? (int)rows : most;
+    p.groups = (int)((rows + most - 1) / most);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
     const int64_t block = kd_gpu_plan_shared(&p, WARPS, most_units(&p)) + 1024;
     p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;

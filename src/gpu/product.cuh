@@ -12,9 +12,10 @@ extern "C" {
 
 typedef void (*kd_tasks_kernel)(kd_experts::tasks_args);
 
-/* For up to 4 rows of a task, or 8. */
+/* For up to 4 rows of a task, 8, 16. */
 kd_tasks_kernel kd_gpu_tasks_fast4(void);
 kd_tasks_kernel kd_gpu_tasks_fast8(void);
+kd_tasks_kernel kd_gpu_tasks_fast16(void);
 kd_tasks_kernel kd_gpu_tasks_values(bool mul1);
 
 /* Bytes between rows of an F32, BF16 or MXFP4 matrix on a device, and of MXFP4's scales: pieces of

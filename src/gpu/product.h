@@ -34,9 +34,9 @@
 #include <stdbool.h>
 
 enum {
-    KD_GPU_ROWS = 16,         /* more rows go through the matrix units */
-    KD_GPU_EXPERT_ROWS = 128, /* the same for tokens of EXL3 experts, which share each with few */
-    KD_GPU_JOBS = 8           /* of one kd_gpu_mul */
+    KD_GPU_ROWS = 16,        /* more rows go through the matrix units */
+    KD_GPU_EXPERT_ROWS = 64, /* the same for tokens of EXL3 experts, which share each with few */
+    KD_GPU_JOBS = 8          /* of one kd_gpu_mul */
 };
 
 enum kd_gpu_class { KD_GPU_VALUES, KD_GPU_FAST };

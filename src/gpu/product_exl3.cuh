@@ -1,5 +1,5 @@
 /* Products of a few rows with EXL3 codes. A block takes a *task*: up to 1,024 inputs (a *chunk*,
- * up to eight blocks of 128) and some units of 32 outputs, for up to 8 rows of activations. It
+ * up to eight blocks of 128) and some units of 32 outputs, for up to 16 rows of activations. It
  *
  * - sets its first codes on their way, which no launch before can change;
  *
@@ -51,7 +51,8 @@ struct alignas(16) shared_head {
 /* packed: a mode's */
 KD_HD static inline int64_t shared_bytes(int packed, int rows, int warps, int units)
 {
-    const int64_t rotated = 4ll * rows * warps * SIDE, sums = 4ll * rows * units * ROW_STRIDE;
+    const int64_t rotated = 4ll * (packed && rows > PART ? (int)PART : rows) * warps * SIDE,
+                  sums = 4ll * rows * units * ROW_STRIDE;
 
     return (int64_t)sizeof(shared_head) + 4ll * packed * warps + 128ll * RING * WARPS +
            (!packed          ? rotated + sums
@@ -254,9 +255,11 @@ template <class MODE> KD_DEV void run_rate(unsigned char *memory)
             KD_RATE(33)
             KD_RATE(34)
             KD_RATE(35)
-            KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40) KD_RATE(41) KD_RATE(42)
-                KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(52) KD_RATE(56)
-                    KD_RATE(60) default : break;
+            KD_RATE(36)
+            KD_RATE(37)
+            KD_RATE(38) KD_RATE(39) KD_RATE(40) KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44)
+                KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(52) KD_RATE(56) KD_RATE(60) default
+                : break;
         }
     run_units<0, MODE>(memory);
 }
@@ -269,20 +272,32 @@ template <class MODE> KD_DEV void multiply(unsigned char *memory)
     const int thread = kd_thread(), warp = thread / 32, lane = thread % 32;
 
     fetch_first<MODE>(memory);
-    kd_launch_wait();
     {
         const struct parts p = parts_of<MODE>(memory);
         const task &k = p.head->k;
-        const int words = (k.last - k.first) * k.rows * ROW_STRIDE;
+        float scale[4];
 
         if (warp < p.warps)
-            rotate_inputs(k, p.first + warp, p.rotated + warp * SIDE, p.stride, p.head->most, warp,
-                          lane);
-        kd_sync_block();
-        if (MODE::packed && warp < p.warps)
-            MODE::pack(p.rotated + warp * SIDE, p.stride, k.rows, p.warps, p.head->most,
-                       p.packed + warp * MODE::packed, lane);
-        kd_sync_block();
+            input_scales(k, p.first + warp, lane, scale);
+        /* Output scales, 256 bytes for every 128, which are wanted at the end. */
+        for (int i = k.first / UNITS * 2 + thread; i < (k.last + UNITS - 1) / UNITS * 2;
+             i += 32 * WARPS)
+            kd_prefetch(k.w.svh + 64 * i);
+        kd_launch_wait();
+        const int words = (k.last - k.first) * k.rows * ROW_STRIDE;
+
+#pragma unroll 1
+        for (int first = 0, end; first < k.rows; first = end) {
+            end = MODE::packed && first + PART < k.rows ? first + PART : k.rows;
+            if (warp < p.warps)
+                rotate_inputs(k, scale, first, end, p.first + warp, p.rotated + warp * SIDE,
+                              p.stride, p.head->most, warp, lane);
+            kd_sync_block();
+            if (MODE::packed && warp < p.warps)
+                MODE::pack(p.rotated + warp * SIDE, p.stride, first, end, p.warps, p.head->most,
+                           p.packed + warp * MODE::packed, lane);
+            kd_sync_block();
+        }
         for (int i = thread; i < words; i += 32 * WARPS)
             p.sums[i] = 0;
         kd_sync_block();
@@ -314,17 +329,17 @@ template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
         to[((int64_t)t * k.w.outs * UNITS + k.first + u) * UNIT_OUTS] =
             MODE::value(p.sums[i * ROW_STRIDE + lane], most, total);
     }
-    kd_device_fence();
     kd_sync_block();
     if (kd_thread() < blocks) {
+        kd_device_fence(); /* for all of the block's sums: the barrier is before it */
         const int i = k.first / UNITS + kd_thread();
         const int a = k.first > UNITS * i ? k.first : UNITS * i,
                   b = k.last < UNITS * i + UNITS ? k.last : UNITS * i + UNITS;
         if (kd_device_add(k.counter + i, b - a) + b - a == UNITS * chunks) {
             k.counter[i] = 0;
             p.head->whole[kd_shared_add(&p.head->wholes, 1)] = i;
+            kd_device_fence();
         }
-        kd_device_fence();
     }
     kd_sync_block();
 }
@@ -377,6 +392,7 @@ struct dense_job {
 struct dense_args {
     dense_job job[8];
     int32_t jobs, rows, tasks;
+    int32_t group; /* rows of a task */
     float *sums;
     int32_t *counter;
 };
@@ -390,7 +406,7 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
     const dense_job &job = a.job[j];
     const struct cut c = cut_of(job.w.ins);
     const int local = index - job.first, range = local / c.chunks % job.ranges;
-    const int units = job.w.outs * UNITS, left = a.rows - local / c.chunks / job.ranges * GROUP;
+    const int units = job.w.outs * UNITS, left = a.rows - local / c.chunks / job.ranges * a.group;
 
     const int group = local / c.chunks / job.ranges;
 
@@ -398,14 +414,14 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
     to->job = j;
     to->group = group;
     to->k = {job.w,
-             job.x + (int64_t)group * GROUP * job.ldx,
+             job.x + (int64_t)group * a.group * job.ldx,
              job.ldx,
              nullptr,
-             left < GROUP ? left : (int)GROUP,
+             left < a.group ? left : a.group,
              local % c.chunks,
              (int)((int64_t)range * units / job.ranges),
              (int)((int64_t)(range + 1) * units / job.ranges),
-             a.sums + job.sums + (int64_t)group * GROUP * c.chunks * job.w.outs * SIDE,
+             a.sums + job.sums + (int64_t)group * a.group * c.chunks * job.w.outs * SIDE,
              a.counter + job.counter + group * job.w.outs};
 }
 
@@ -419,7 +435,7 @@ KD_DEV void dense_finish(const dense_args &a, const shared_head *head)
     for (int i = kd_thread() / 32; i < head->wholes * k.rows; i += WARPS) {
         const int n = head->whole[i / k.rows], t = i % k.rows, lane = kd_thread() % 32;
         const int at = SIDE * n + 4 * lane;
-        float v[4], *y = job.y + (int64_t)(head->group * GROUP + t) * job.ldy + at;
+        float v[4], *y = job.y + (int64_t)(head->group * a.group + t) * job.ldy + at;
 
         finish(k.sums + ((int64_t)t * k.w.outs + n) * SIDE, (int64_t)k.rows * k.w.outs * SIDE,
                chunks, k.w.svh + SIDE * n, lane, v);

@@ -12,7 +12,8 @@ using namespace kd_codes;
 
 enum {
     WARPS = 8,        /* of a block: a chunk has at most 8 * 128 inputs */
-    GROUP = 8,        /* rows of a task */
+    GROUP = 16,       /* rows of a task, at most */
+    PART = 4,         /* that are rotated at a time */
     UNIT_OUTS = 32,   /* outputs of a unit: 4 g + 2 (column & 1) + (1 for columns from 8 on) */
     ROW_STRIDE = 33,  /* words between a unit's rows of sums, so that lanes meet no bank twice */
     HALF_RANGE = 510, /* what a byte sum is counted from */
@@ -48,25 +49,31 @@ struct task {
     int32_t *counter;                 /* [outs] units that are there */
 };
 
-/* This warp's 128 inputs of all rows, rotated; most[t][warp]: the largest magnitude of each row.
- * Rows come four at a time, as loads take long. */
-KD_DEV void rotate_inputs(const task &k, int block, float *to, int stride, uint32_t (*most)[WARPS],
-                          int warp, int lane)
+/* This lane's four scales of a block of inputs. */
+KD_DEV void input_scales(const task &k, int block, int lane, float s[4])
 {
     const int at = SIDE * block + 4 * lane;
-    float s[4];
 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         s[i] = at < k.w.cols ? kd_half_float(k.w.suh[at + i]) : 0.0f;
+}
+/* This warp's 128 inputs of rows begin .. end - 1, scaled by s and rotated, the first one's to
+ * `to`; most[t][warp]: the largest magnitude of each row. PART rows come at a time, as loads take
+ * long. */
+KD_DEV void rotate_inputs(const task &k, const float s[4], int begin, int end, int block, float *to,
+                          int stride, uint32_t (*most)[WARPS], int warp, int lane)
+{
+    const int at = SIDE * block + 4 * lane;
+
 #pragma unroll 1
-    for (int first = 0; first < k.rows; first += 4) {
-        float4 f[4];
+    for (int first = begin; first < end; first += PART) {
+        float4 f[PART];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < PART; j++) {
             const int t = first + j;
             f[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (t >= k.rows)
+            if (t >= end)
                 continue;
             const float *x = k.x + (k.row ? (int64_t)k.row[t] : t) * k.ldx + at;
             if (at + 4 <= k.w.cols) {
@@ -78,9 +85,9 @@ KD_DEV void rotate_inputs(const task &k, int block, float *to, int stride, uint3
             }
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < PART; j++) {
             const int t = first + j;
-            if (t >= k.rows)
+            if (t >= end)
                 break;
             float v[4] = {kd_mul(f[j].x, s[0]), kd_mul(f[j].y, s[1]), kd_mul(f[j].z, s[2]),
                           kd_mul(f[j].w, s[3])};
@@ -91,7 +98,7 @@ KD_DEV void rotate_inputs(const task &k, int block, float *to, int stride, uint3
                 const uint32_t bits = kd_f32_bits(v[i]) & 0x7fffffffu;
                 m = bits > m ? bits : m;
             }
-            *(float4 *)(to + t * stride + 4 * lane) = make_float4(v[0], v[1], v[2], v[3]);
+            *(float4 *)(to + (t - begin) * stride + 4 * lane) = make_float4(v[0], v[1], v[2], v[3]);
             m = kd_warp_max(m);
             if (lane == 0)
                 most[t][warp] = m;
@@ -132,8 +139,9 @@ KD_DEV void add_sums(const T (&d)[SETS][2][4], int32_t *sums, int rows, int lane
  * sums bytes by itself. */
 template <int SETS> struct fast {
     static constexpr bool mul1 = true, masked = true;
+    static constexpr int rows = 4 * SETS;
     static constexpr int packed = SETS * 256; /* words of a block of 128 inputs */
-    uint32_t b[SETS][32];
+    uint32_t b[SETS][8];                      /* packed: registers are scarcer than time */
     int32_t start[SETS][2];
 
     KD_DEV explicit fast(int)
@@ -141,16 +149,16 @@ template <int SETS> struct fast {
     }
     /* A block's rotated activations as integers, in the order in which lanes want them: [set][step]
      * [lane] four words, a byte for each of words 4 r + {0 .. 3} of b. Those four are tile rows
-     * 2 r, 2 r + 1, 2 r + 8, 2 r + 9. */
-    static KD_DEV void pack(const float *rotated, int stride, int rows, int warps,
+     * 2 r, 2 r + 1, 2 r + 8, 2 r + 9. rotated: of row `begin`. */
+    static KD_DEV void pack(const float *rotated, int stride, int begin, int end, int warps,
                             uint32_t (*most)[WARPS], uint32_t *to, int lane)
     {
         const int step = lane / 16, t = lane / 4 % 4, half = lane % 4 / 2, word = lane % 2 * 2;
 #pragma unroll 1
-        for (int row = 0; row < rows; row++) {
+        for (int row = begin; row < end; row++) {
             const float m = largest(most[row], warps);
             const float up = m > 0.0f && m < 3.0e38f ? 32639.0f / m : 0.0f;
-            const float4 f = *(const float4 *)(rotated + row * stride + 4 * lane);
+            const float4 f = *(const float4 *)(rotated + (row - begin) * stride + 4 * lane);
             const float v[4] = {f.x, f.y, f.z, f.w};
             uint32_t high[4], low[4];
 #pragma unroll
@@ -173,23 +181,22 @@ template <int SETS> struct fast {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
-            uint32_t some[8] = {};
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                b[s][i] = 0;
             int32_t sum = -128 * 32;
             if (4 * s + g / 2 < rows)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const uint4 v = ((const uint4 *)from)[(s * 2 + i) * 32 + lane];
-                    some[4 * i] = v.x;
-                    some[4 * i + 1] = v.y;
-                    some[4 * i + 2] = v.z;
-                    some[4 * i + 3] = v.w;
+                    b[s][4 * i] = v.x;
+                    b[s][4 * i + 1] = v.y;
+                    b[s][4 * i + 2] = v.z;
+                    b[s][4 * i + 3] = v.w;
                 }
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                sum = (int32_t)kd_byte_sum(some[i] ^ 0x80808080u, (uint32_t)sum);
-#pragma unroll
-            for (int i = 0; i < 32; i++)
-                b[s][i] = kd_bytes(some[i / 4], 0, 0x1111u * (i % 4));
+                sum = (int32_t)kd_byte_sum(b[s][i] ^ 0x80808080u, (uint32_t)sum);
             sum += kd_shuffle_int(sum, lane ^ 1);
             sum += kd_shuffle_int(sum, lane ^ 2);
             const int32_t high = kd_shuffle_int(sum, 8 * t), low = kd_shuffle_int(sum, 8 * t + 4);
@@ -200,6 +207,11 @@ template <int SETS> struct fast {
         }
     }
 
+    /* Four times the byte for word i of the B side of set s. */
+    KD_DEV uint32_t activation(int s, int i) const
+    {
+        return kd_bytes(b[s][i / 4], 0, 0x1111u * (uint32_t)(i % 4));
+    }
     template <int R, int STEP>
     KD_DEV void step(const unit_codes<R> &u, int unit, int32_t d[SETS][2][4]) const
     {
@@ -226,8 +238,9 @@ template <int SETS> struct fast {
 #pragma unroll
                     for (int s = 0; s < SETS; s++)
                         kd_mma_bytes(d[s][c], x[h], x[h + 4], x[h + 1], x[h + 5],
-                                     b[s][16 * STEP + 4 * r + h], b[s][16 * STEP + 4 * r + h + 1],
-                                     d[s][c][0], d[s][c][1], d[s][c][2], d[s][c][3]);
+                                     activation(s, 16 * STEP + 4 * r + h),
+                                     activation(s, 16 * STEP + 4 * r + h + 1), d[s][c][0],
+                                     d[s][c][1], d[s][c][2], d[s][c][3]);
             }
     }
 
@@ -243,9 +256,8 @@ template <int SETS> struct fast {
                 d[s][i / 4][i % 4] = start[s][i & 1];
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
-        add_sums<SETS>(d, sums, rows, lane, [](int32_t high, int32_t low) {
-            return (high * 256 + low) >> SUM_SHIFT;
-        });
+        add_sums<SETS>(d, sums, rows, lane,
+                       [](int32_t high, int32_t low) { return (high * 256 + low) >> SUM_SHIFT; });
     }
 
     static KD_DEV float value(int32_t sum, float most, int32_t total)
@@ -269,6 +281,7 @@ KD_DEV float power_above(float most)
 
 template <int SETS, bool MUL1> struct values {
     static constexpr bool mul1 = MUL1, masked = false;
+    static constexpr int rows = 4 * SETS;
     static constexpr int packed = 0; /* rotated activations stay until the end */
     kd_h2 b[SETS][16];
     uint32_t own[2];         /* MUL1: the B side that picks */
@@ -279,7 +292,7 @@ template <int SETS, bool MUL1> struct values {
         factor = codebook == KD_CB_MCG ? 0xCBAC1FEDu : 89226354u;
         addend = codebook == KD_CB_MCG ? 0 : 64248484u;
     }
-    static KD_DEV void pack(const float *, int, int, int, uint32_t (*)[WARPS], uint32_t *, int)
+    static KD_DEV void pack(const float *, int, int, int, int, uint32_t (*)[WARPS], uint32_t *, int)
     {
     }
     KD_DEV void open(const float *rotated, int stride, const uint32_t *, int rows, int warps,
@@ -372,8 +385,7 @@ template <int SETS, bool MUL1> struct values {
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
         add_sums<SETS>(d, sums, rows, lane, [](float high, float low) {
-            return kd_round_int(
-                kd_mul(fmaf(low, 1.0f / 2048.0f, high), (float)(1 << SUM_UNITS)));
+            return kd_round_int(kd_mul(fmaf(low, 1.0f / 2048.0f, high), (float)(1 << SUM_UNITS)));
         });
     }
 

@@ -24,8 +24,8 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
     using namespace kd_exl3;
     const int outs = (int)(f->R / 128), ins = (int)(f->C / 128), T = (int)f->T;
     const cut c = cut_of(ins);
-    const int groups = (T + GROUP - 1) / GROUP, rows = T < GROUP ? T : GROUP;
-    std::vector<float> sums((size_t)(groups * GROUP * c.chunks * outs * 128));
+    const int most = MODE::rows, groups = (T + most - 1) / most, rows = T < most ? T : most;
+    std::vector<float> sums((size_t)(T * c.chunks * outs * 128));
     std::vector<int32_t> counter((size_t)(groups * outs), 0);
     const std::vector<uint32_t> codes = codes_of(f);
     kd_experts::tasks_args all = {};
@@ -43,6 +43,7 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
                 ranges};
     a.jobs = 1;
     a.rows = T;
+    a.group = rows;
     a.tasks = c.chunks * ranges * groups;
     a.sums = sums.data();
     a.counter = counter.data();
@@ -64,8 +65,10 @@ static int check_fast(const kd_kern *kern, unsigned rate16, int64_t rows, int64_
     fixture_make(&f, rate16, KD_CB_MUL1, rows, cols, T);
     if (T <= 4)
         run<kd_exl3::fast<1>>(&f, ranges, blocks);
-    else
+    else if (T <= 8)
         run<kd_exl3::fast<2>>(&f, ranges, blocks);
+    else
+        run<kd_exl3::fast<4>>(&f, ranges, blocks);
     for (int64_t t = 0; t < T; t++) {
         fast_row(&f, kern, t, &want);
         for (int64_t n = 0; n < rows; n++)
@@ -111,6 +114,7 @@ int main(void)
     bad |= check_fast(&kern, 37, 200, 1200, 3, 5, 4);
     bad |= check_fast(&kern, 48, 128, 128, 5, 1, 1);
     bad |= check_fast(&kern, 16, 128, 100, 9, 1, 1);
+    bad |= check_fast(&kern, 32, 128, 300, 16, 2, 1);
     for (unsigned r : {24u, 35u, 36u, 38u, 43u, 64u, 80u, 97u, 100u, 128u})
         bad |= check_fast(&kern, r, 128, 128, 1, 1, 1);
     bad |= check_values(&kern, 32, KD_CB_MUL1, 256, 1152, 2, 3);
