@@ -36,7 +36,7 @@ KD_DEV void keep(const edge_costs<EDGES, true> *c, int from, int edges, int t, b
 {
     constexpr int ROW = EDGES / KEPT_ROWS;
 
-#pragma unroll 1
+#pragma unroll 2
     for (int i = t; i < edges / 16; i += KD_GPU_WORKERS) {
         const int four = i % 4, column = i / 4, turn = column % 2;
         const uint32_t first = turn ? 0x1054u : 0x5410u;
