@@ -1,6 +1,7 @@
 /* base/file: reads with a limit, maps, whole-or-nothing writes, folders, names from outside, the
  * lock. */
 #include "base/file.h"
+#include "base/mem.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -200,6 +201,26 @@ static void lock(void **state)
     assert_int_equal(kd_dir_lock("/no/such/folder", &two, &err), -1);
 }
 
+static void work_rows(void **state)
+{
+    (void)state;
+    const int64_t live = kd_mem_live_bytes();
+    struct kd_rwmap m, lent;
+    assert_int_equal(kd_rw_memory(&m, 1000, &err), 0);
+    assert_int_equal(kd_mem_live_bytes() - live, 1000);
+    memset(m.data, 7, 1000);
+    kd_rw_lend(&lent, m.data, 1000);
+    assert_int_equal(lent.data[999], 7);
+    kd_rw_close(&lent); /* leaves it */
+    assert_int_equal(m.data[999], 7);
+    kd_rw_close(&m);
+    assert_int_equal(kd_mem_live_bytes(), live);
+    kd_mem_fail_nth(1);
+    assert_int_equal(kd_rw_memory(&m, 1000, &err), -1);
+    assert_non_null(strstr(err.msg, "work rows"));
+    kd_rw_close(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -209,6 +230,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(only_over_files, setup, teardown),
         cmocka_unit_test_setup_teardown(folders, setup, teardown),
         cmocka_unit_test(names_from_outside),
+        cmocka_unit_test(work_rows),
         cmocka_unit_test_setup_teardown(lock, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
