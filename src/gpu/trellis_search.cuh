@@ -136,7 +136,7 @@ template <bool PAIR> KD_DEV void note(int16_t *of_first, int16_t *of_second, uin
 /* One position: of tile k, or of a pair. */
 template <class STEPS, int BASE, bool MASKED, class TEAM>
 KD_DEV void run_position(const kd_gpu_search_args &a, const STEPS &steps, const TEAM &m, int k,
-                         pass q, int i, int segment, bool track, int from, int t)
+                         pass q, int i, int segment, int from, int t)
 {
     constexpr bool PAIR = STEPS::pair;
     constexpr int EDGES = 65536 >> BASE;
@@ -161,9 +161,11 @@ KD_DEV void run_position(const kd_gpu_search_args &a, const STEPS &steps, const 
     if (PAIR)
         w = (w & 0xffffu) | (s[1].target[q.which][p] & 0xffff0000u);
     if (fix)
-        steps.template run<true>(m.cost + k, s, from, w, t, low, track, in, out);
+        steps.template run<true, false>(m.cost + k, s, from, w, t, low, in, out);
+    else if (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1)
+        steps.template run<false, true>(m.cost + k, s, from, w, t, low, in, out);
     else
-        steps.template run<false>(m.cost + k, s, from, w, t, low, track, in, out);
+        steps.template run<false, false>(m.cost + k, s, from, w, t, low, in, out);
 }
 
 /* All positions of a pass: one barrier for all tiles. */
@@ -177,16 +179,14 @@ KD_DEV void run_positions(const kd_gpu_search_args &a, const STEPS &steps, const
 #pragma unroll 1
     for (int i = 0; i < q.count; i++) {
         const bool here = left == 0;
-        const bool track = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
         left = here ? a.segment - 1 : left - 1;
         if constexpr (STEPS::pair) {
-            run_position<STEPS, BASE, MASKED>(a, steps, m, 0, q, i, here ? segment : -1, track,
-                                              from, t);
+            run_position<STEPS, BASE, MASKED>(a, steps, m, 0, q, i, here ? segment : -1, from, t);
         } else {
 #pragma unroll 1
             for (int k = 0; k < m.tiles; k++)
-                run_position<STEPS, BASE, MASKED>(a, steps, m, k, q, i, here ? segment : -1, track,
-                                                  from, t);
+                run_position<STEPS, BASE, MASKED>(a, steps, m, k, q, i, here ? segment : -1, from,
+                                                  t);
         }
         segment += here;
         from ^= 1;

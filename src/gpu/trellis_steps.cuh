@@ -201,21 +201,22 @@ template <int IN> struct in_costs {
     }
 };
 
-/* As a tree, for its short chains; where the device has a minimum of three the compiler takes it.
- */
+/* One after the other: where the device has a minimum of three, the compiler takes it for two. */
 template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
 {
-    if constexpr (N == 1)
-        return x[0];
-    else
-        return kd_h2_min(least_among<N / 2>(x), least_among<N / 2>(x + N / 2));
+    kd_h2 least = x[0];
+
+#pragma unroll
+    for (int i = 1; i < N; i++)
+        least = kd_h2_min(least, x[i]);
+    return least;
 }
 
 /* One position of one tile, in a register two adjacent states. low: subtracted from the costs
- * before it, where FIX. */
-template <int IN, int OUT, bool FIX, int EDGES>
+ * before it, where FIX; TRACK: the least of all comes back. */
+template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
 KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, false> *c,
-                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least, bool track)
+                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
     constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
 
@@ -238,7 +239,7 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<ED
                 x[b] = kd_h2_square(table[b * GROUPS + j][p], one, w, in[b].of(p));
             o[p] = kd_h2_bits(least_among<BRANCHES>(x));
         }
-        if (track)
+        if (TRACK)
             least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
                               kd_h2_min(kd_bits_h2(out.z), kd_bits_h2(out.w)));
         *(uint4 *)(c->of[from ^ 1] + 8 * (j * KD_GPU_LANES + lane)) = out;
@@ -266,9 +267,9 @@ template <int IN> struct pair_in {
 };
 
 /* One position of a pair of tiles, in a register a state of both. */
-template <int IN, int OUT, bool FIX, int EDGES>
+template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
 KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, true> *costs,
-                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least, bool track)
+                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
     constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
     const uint32_t *in = costs->of[from] + pair_in<IN>::first(lane);
@@ -303,7 +304,7 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<ED
                 }
                 o[q] = kd_h2_bits(least_among<BRANCHES>(x));
             }
-            if (track)
+            if (TRACK)
                 least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
                                   kd_h2_min(kd_bits_h2(out.z), kd_bits_h2(out.w)));
             *(uint4 *)(to + j * BLOCK + half * HALF) = out;
@@ -344,37 +345,37 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     {
         return (int)(-8.0f * kd_h2_low(kd_bits_h2(bits)));
     }
-    template <int IN, int OUT, bool FIX, int EDGES>
+    template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
     KD_DEV void position(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, kd_h2 w, int t,
-                         kd_h2 low, bool track) const
+                         kd_h2 low) const
     {
         kd_h2 least = kd_bits_h2(NONE);
 
 #pragma unroll
         for (int i = 0; i < KD_GPU_EACH; i++)
-            least = step<IN, OUT, FIX>(table[i], one, c, from, w, t + i * KD_GPU_WORKERS, low,
-                                       least, track);
-        if (!track)
+            least = step<IN, OUT, FIX, TRACK>(table[i], one, c, from, w, t + i * KD_GPU_WORKERS,
+                                              low, least);
+        if (!TRACK)
             return;
         const uint32_t a = kd_h2_bits(least) & 0xffffu, b = kd_h2_bits(least) >> 16;
         leave_least(s, from ^ 1, t, PAIR ? a : a < b ? a : b);
         if (PAIR)
             leave_least(s + 1, from ^ 1, t, b);
     }
-    template <bool FIX, int EDGES>
+    template <bool FIX, bool TRACK, int EDGES>
     KD_DEV void run(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, uint32_t target, int t,
-                    kd_h2 low, bool track, int in, int out) const
+                    kd_h2 low, int in, int out) const
     {
         const kd_h2 w = kd_bits_h2(target);
 
         if (!MASKED || (in == BASE && out == BASE))
-            position<BASE, BASE, FIX>(c, s, from, w, t, low, track);
+            position<BASE, BASE, FIX, TRACK>(c, s, from, w, t, low);
         else if (in == BASE)
-            position<BASE, MORE, FIX>(c, s, from, w, t, low, track);
+            position<BASE, MORE, FIX, TRACK>(c, s, from, w, t, low);
         else if (out == BASE)
-            position<MORE, BASE, FIX>(c, s, from, w, t, low, track);
+            position<MORE, BASE, FIX, TRACK>(c, s, from, w, t, low);
         else
-            position<MORE, MORE, FIX>(c, s, from, w, t, low, track);
+            position<MORE, MORE, FIX, TRACK>(c, s, from, w, t, low);
     }
 };
 
@@ -397,9 +398,9 @@ struct fine_steps {
     {
         return (int)bits;
     }
-    template <bool FIX, int EDGES>
+    template <bool FIX, bool TRACK, int EDGES>
     KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
-                    kd_h2 low, bool track, int in, int out) const
+                    kd_h2 low, int in, int out) const
     {
         const int edges = 65536 >> out, w = (int)target;
         uint32_t least = NONE & 0xffffu;
@@ -421,7 +422,7 @@ struct fine_steps {
             c->of[from ^ 1][e] = (uint16_t)cost;
             least = cost < least ? cost : least;
         }
-        if (track)
+        if (TRACK)
             leave_least(s, from ^ 1, t, least);
     }
 };
@@ -467,9 +468,9 @@ template <int BASE> struct wide_steps {
             cost = lowered(cost, low) & 0xffffu;
         return ((int)(cost - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
     }
-    template <bool FIX, int EDGES>
+    template <bool FIX, bool TRACK, int EDGES>
     KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
-                    kd_h2 low, bool track, int in, int out) const
+                    kd_h2 low, int in, int out) const
     {
         const int w = -(int)target;
         int best[OWN];
@@ -498,7 +499,7 @@ template <int BASE> struct wide_steps {
             c->of[from ^ 1][OWN * t + q] = (uint16_t)cost;
             least = cost < least ? cost : least;
         }
-        if (track)
+        if (TRACK)
             leave_least(s, from ^ 1, t, least);
     }
 };
