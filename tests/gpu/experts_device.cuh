@@ -337,8 +337,8 @@ static void time_experts(struct kd_gpu *g, const struct limits *l, enum kd_gpu_m
     must(kd_gpu_experts_open(&e, g, &shape, NULL, &err));
     must(kd_gpu_experts_set(e, 0, experts, (const struct kd_gpu_mat(*)[3])m.data(), &err));
     for (int64_t all : tokens) {
-        const int64_t T = all < 0 ? (int64_t)KD_GPU_EXPERT_ROWS + 1 : all,
-                      some = all < 0 ? -all : T;
+        const int64_t some = all < 0 ? -all : all,
+                      T = all < 0 ? std::max(some, (int64_t)KD_GPU_EXPERT_ROWS + 1) : all;
         const int calls = T > 512 ? 2 : 8;
         std::vector<int32_t> ids((size_t)(calls * T * top), -1);
         double read = 0, groups = 0;
