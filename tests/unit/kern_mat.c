@@ -311,10 +311,8 @@ int main(void)
     if (rc)
         return rc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_and_slices),
-        cmocka_unit_test(test_pools),
-        cmocka_unit_test(test_released_expert),
-        cmocka_unit_test(test_exl3),
+        cmocka_unit_test(test_rows_and_slices), cmocka_unit_test(test_pools),
+        cmocka_unit_test(test_released_expert), cmocka_unit_test(test_exl3),
         cmocka_unit_test(test_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
