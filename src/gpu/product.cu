@@ -11,6 +11,7 @@ enum {
     SUMS_BYTES = 39 << 10,      /* of a task's sums in shared memory, at most */
     SUMS_BYTES_WIDE = 24 << 10, /* the same, of more than 8 rows, whose activations need more */
     SHARED_MOST = 99 << 10,     /* what every device gives a block */
+    ROWS_MOST = 1 << 20,        /* of a product; kernels count in 32 bits */
     KEYS = KD_GPU_MAT_EXL3 + 2
 };
 
@@ -28,7 +29,7 @@ int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
 
 int check(const struct kd_gpu_job *jobs, int count, int64_t T, struct kd_err *err)
 {
-    if (count < 1 || count > KD_GPU_JOBS || T < 0)
+    if (count < 1 || count > KD_GPU_JOBS || T < 0 || T > ROWS_MOST)
         return kd_fail(err, KD_EINVAL, "%d products of %lld rows at once", count, (long long)T);
     for (int i = 0; i < count; i++) {
         if (jobs[i].ldx % 4 || (uintptr_t)jobs[i].x % 16)
@@ -201,7 +202,7 @@ extern "C" int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class cls, const struct 
     if (scratch_bytes < kd_gpu_mul_scratch(jobs, count, T))
         return kd_fail(err, KD_EINVAL, "a product with %lld bytes of scratch, not %lld",
                        (long long)scratch_bytes, (long long)kd_gpu_mul_scratch(jobs, count, T));
-    for (int key = 0; key < KEYS; key++) {
+    for (int key = 0; T > 0 && key < KEYS; key++) {
         struct kd_gpu_job some[KD_GPU_JOBS];
         int n = 0;
         for (int i = 0; i < count; i++)

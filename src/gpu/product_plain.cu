@@ -73,9 +73,12 @@ int kd_gpu_mul_f32(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, i
     void *arguments[] = {&a};
 
     for (int j = 0; j < count; j++) {
+        const int64_t tasks = (a.job[j].w.rows + kd_f32::OUTS - 1ll) / kd_f32::OUTS *
+                              ((T + kd_f32::ROWS - 1) / kd_f32::ROWS);
+        if (tasks > INT32_MAX - a.tasks)
+            return kd_fail(err, KD_EINVAL, "a product with too many outputs");
         a.job[j].first = a.tasks;
-        a.tasks += (a.job[j].w.rows + kd_f32::OUTS - 1) / kd_f32::OUTS *
-                   (int32_t)((T + kd_f32::ROWS - 1) / kd_f32::ROWS);
+        a.tasks += (int32_t)tasks;
     }
     return kd_gpu_launch(g, (const void *)kd_f32::multiply_f32,
                          limit > 0 && limit < a.tasks ? limit : a.tasks, kd_f32::THREADS,

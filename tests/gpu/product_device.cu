@@ -20,6 +20,7 @@ static std::vector<float> product(struct kd_gpu *g, enum kd_gpu_class cls, const
     const struct kd_gpu_job job = {&m, x, f->C, out, f->rows};
     const int64_t bytes = kd_gpu_mul_scratch(&job, 1, T);
     void *scratch = device_bytes(g, bytes);
+    must(kd_gpu_mul(g, cls, &job, 1, 0, scratch, bytes, &err)); /* no rows: nothing */
     must(kd_gpu_mul(g, cls, &job, 1, T, scratch, bytes, &err));
     must(kd_gpu_mul(g, cls, &job, 1, T, scratch, bytes, &err)); /* scratch as the first left it */
     must(kd_gpu_download(g, y.data(), out, T * f->rows * 4, &err));
