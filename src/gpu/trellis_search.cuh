@@ -6,14 +6,15 @@
  * the cap the numbers grow on, inexact and at last infinite, until the next position at which the
  * least cost is subtracted; there they become infinite, which they stay.
  *
- * Threads. Up to 4 bits, all 65,536 values stay in the registers of 512 threads: state n * 4096 + 8
- * * t + q is q-th of row n of thread t, whatever the rate, since a rate only says which rows
- * compete. A position's costs lie in shared memory by edge, two buffers, one barrier a position.
- * Where they fit, two tiles are searched as a pair, a register having a state of each: their
- * values are the same, and what a position costs beside its arithmetic is paid once.
+ * Threads. Up to 4 bits, all 65,536 values stay in the registers of 256 threads: state n * 4096 + 8
+ * * l + q is q-th of row n of lane l, whatever the rate, since a rate only says which rows compete;
+ * thread t has lanes t and t + 256. A position's costs lie in shared memory by edge, two buffers,
+ * one barrier a position. Where they fit, two tiles are searched as a pair, a register having a
+ * cost of each: their values are the same, and what a position costs beside its arithmetic is paid
+ * once.
  *
  * No branches are recorded. Every `segment` positions the costs are kept in device memory, and four
- * more warps, one for each scheduler, walk back through a finished pass while the sixteen run the
+ * more warps, one for each scheduler, walk back through a finished pass while the eight run the
  * next one: within a segment they evaluate the few states that lead to the known end. Two groups of
  * tiles take turns, so that the walk is hidden; the tiles of a group share each barrier.
  *
@@ -365,8 +366,8 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
     uint32_t *again = a.again + kd_block();
     int64_t mine = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
 
-    /* 640 threads begin with 96 registers each; what the walkers give away keeps the workers' inner
-     * loop free of copies. */
+    /* 384 threads begin with 168 registers each; what the walkers give away keeps the workers'
+     * inner loop free of copies. */
     if (t < KD_GPU_WORKERS) {
         kd_more_registers<216>();
         STEPS steps;

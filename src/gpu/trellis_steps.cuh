@@ -433,7 +433,8 @@ template <int BASE> struct wide_steps {
     static constexpr bool pair = false;
     static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, BRANCHES = 1 << BASE,
                          WORDS = 32768 / KD_GPU_WORKERS;
-    uint32_t table[WORDS]; /* of branch b: edges in pairs; one edge: branches in pairs */
+    static_assert(OWN > 1, "edges in pairs");
+    uint32_t table[WORDS]; /* of branch b, edges in pairs */
 
     static KD_DEV uint32_t state_of(int b, int edge)
     {
@@ -444,11 +445,9 @@ template <int BASE> struct wide_steps {
         (void)level;
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
-            const uint32_t low = OWN == 1 ? state_of(2 * i, t)
-                                          : state_of(2 * i / OWN, OWN * t + 2 * i % OWN),
-                           high = OWN == 1 ? state_of(2 * i + 1, t) : low + 1;
+            const uint32_t low = state_of(2 * i / OWN, OWN * t + 2 * i % OWN);
             table[i] = ((uint32_t)(int)value_of(a.codebook, grid, low) & 0xffffu) |
-                       (uint32_t)(int)value_of(a.codebook, grid, high) << 16;
+                       (uint32_t)(int)value_of(a.codebook, grid, low + 1) << 16;
         }
     }
     static KD_DEV uint32_t target_of(int w)
@@ -484,14 +483,11 @@ template <int BASE> struct wide_steps {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
             const int d0 = kd_low_plus(table[i], w), d1 = kd_high_plus(table[i], w);
-            const int b = OWN == 1 ? 2 * i : 2 * i / OWN, q = OWN == 1 ? 0 : 2 * i % OWN;
-            const int c0 = before<FIX>(c, from, low, b, t),
-                      c1 = OWN == 1 ? before<FIX>(c, from, low, b + 1, t) : c0;
-            int sum = d0 * d0 + c0;
+            const int q = 2 * i % OWN, cost = before<FIX>(c, from, low, 2 * i / OWN, t);
+            int sum = d0 * d0 + cost;
             best[q] = sum < best[q] ? sum : best[q];
-            sum = d1 * d1 + c1;
-            best[OWN == 1 ? 0 : q + 1] =
-                sum < best[OWN == 1 ? 0 : q + 1] ? sum : best[OWN == 1 ? 0 : q + 1];
+            sum = d1 * d1 + cost;
+            best[q + 1] = sum < best[q + 1] ? sum : best[q + 1];
         }
 #pragma unroll
         for (int q = 0; q < OWN; q++) {
