@@ -10,7 +10,8 @@
 #define KD_OPT_ROW_CALIB_CLASS(where)                                                              \
     {                                                                                              \
         .name = "calib-class", .type = KD_OPT_STR, .out = (where), .arg = "exact|fast",            \
-        .help = "calibration on a device: the CPU's bits, or bf16 on matrix units (exact)",        \
+        .help = "calibration on a device: the CPU's bits, or bf16, bytes that depend on it "       \
+                "(exact)",                                                                         \
         .choices = "exact|fast"                                                                    \
     }
 
