@@ -110,6 +110,8 @@ static int open_folder(struct work *w, struct kd_err *err)
 {
     const char *tmp = getenv("TMPDIR");
     const char *in = o.work ? o.work : tmp && *tmp ? tmp : "/tmp";
+    if (!*in)
+        return kd_fail(err, KD_EUSAGE, "--work '': name a folder");
     if (snprintf(w->dir, sizeof w->dir, "%s/kondense-pilot.XXXXXX", in) >= (int)sizeof w->dir) {
         *w->dir = 0;
         return kd_fail(err, KD_EUSAGE, "'%.60s...' is too long for a work folder", in);

@@ -66,6 +66,7 @@ test "$(ls -A "$work/part" | wc -l)" -eq 6 || fail "changed the source: $(ls -A 
 # Refusals.
 fails 1 "model-00002-of-000004.safetensors is not there" pilot "$work/part" --layer 1 $args
 fails 2 "has no experts" pilot "$work/part" --layer 0 $args
+fails 2 "work '': name a folder" pilot "$work/src" $args --work ""
 fails 2 "layers 0 to 2" pilot "$work/part" --layer 3 $args
 fails 2 "not a list" pilot "$work/part" $args -m spark,,gb300
 fails 2 "neither a file nor one of" pilot "$work/part" $args -m nosuch
