@@ -356,7 +356,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
     w->job.lock = -1;
     int rc = pilot(w, argv[0], err);
     if (rc && err->code == KD_EGPU)
-        kd_cmd_offer_cpu(err, "nothing is lost: run it again, with --device cpu if need be");
+        kd_cmd_offer_cpu(err, w->fast ? "nothing is lost: run it again"
+                                      : "nothing is lost: run it again, with --device cpu if need "
+                                        "be");
     if (rc && err->code == KD_ECANCEL)
         kd_fail(err, KD_ECANCEL, "stopped; nothing is left of it");
     kd_job_close(&w->job);

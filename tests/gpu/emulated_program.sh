@@ -63,4 +63,9 @@ grep -q "run on *1 x emulated" "$work/said" && grep -q "of the device$" "$work/s
 for error in '"default": 0.08460325317182105' '"plain": 0.1281139404595218'; do
     grep -qF "$error" "$work/cuda.json" || fail "recipes compared: $(grep -A4 '"error"' "$work/cuda.json")"
 done
+code=0
+KD_FAKE_FAIL_AT=200 "$KONDENSE" pilot "$work/src" --layer 1 --rows 4 --cols 80 --device cuda --calib-class fast --quiet \
+    >"$work/said" 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "launch failure; .*run it again$" "$work/err" ||
+    fail "a device that fails pilot: $code $(cat "$work/err")" # class fast has no CPU to offer
 echo "emulated_program: ok"
