@@ -220,28 +220,31 @@ template <int SETS> struct fast {
 
         unit_stream<STEP>(u, unit, str);
 #pragma unroll
-        for (int c = 0; c < 2; c++)
+        for (int r = 0; r < 4; r++) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
-                uint32_t *x = p + 32 * c + 8 * r;
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const int i = 32 * c + 8 * r + j, bit = u.end(i);
-                    /* Half of those that may do so leave a byte selection to the multipliers. */
-                    if (i >= apart && window_part(bit) == 2 && (bit + 16) / 24 % 2)
-                        x[j] = x[j - apart] * 0xffff0000u + window_bits(str, bit) * 0x83DCD12Du;
-                    else
-                        x[j] = window(str, bit) * 0x83DCD12Du;
-                }
-#pragma unroll
-                for (int h = 0; h < 4; h += 2)
-#pragma unroll
-                    for (int s = 0; s < SETS; s++)
-                        kd_mma_bytes(d[s][c], x[h], x[h + 4], x[h + 1], x[h + 5],
-                                     activation(s, 16 * STEP + 4 * r + h),
-                                     activation(s, 16 * STEP + 4 * r + h + 1), d[s][c][0],
-                                     d[s][c][1], d[s][c][2], d[s][c][3]);
+            for (int i = 0; i < 16; i++) {
+                const int at = 32 * (i / 8) + 8 * r + i % 8, bit = u.end(at);
+                /* Half of those that may do so leave a byte selection to the multipliers. */
+                if (at % 32 >= apart && window_part(bit) == 2 && (bit + 16) / 24 % 2)
+                    p[at] = p[at - apart] * 0xffff0000u + window_bits(str, bit) * 0x83DCD12Du;
+                else
+                    p[at] = window(str, bit) * 0x83DCD12Du;
             }
+            /* The activations serve both halves of the columns. */
+#pragma unroll
+            for (int h = 0; h < 4; h += 2)
+#pragma unroll
+                for (int s = 0; s < SETS; s++) {
+                    const uint32_t low = activation(s, 16 * STEP + 4 * r + h),
+                                   high = activation(s, 16 * STEP + 4 * r + h + 1);
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        const uint32_t *x = p + 32 * c + 8 * r + h;
+                        kd_mma_bytes(d[s][c], x[0], x[4], x[1], x[5], low, high, d[s][c][0],
+                                     d[s][c][1], d[s][c][2], d[s][c][3]);
+                    }
+                }
+        }
     }
 
     template <int R>
