@@ -104,11 +104,11 @@ KD_DEV void keep(const edge_costs<EDGES, false> *c, int from, int edges, int t, 
 }
 
 /* What a block has of the tiles of a pass. */
-template <int EDGES, int TILES, bool PAIR> struct team {
+template <int EDGES, bool PAIR> struct team {
     edge_costs<EDGES, PAIR> *cost; /* of each tile, or of the pair */
     tile_shared *tile;
     int tiles, buffer; /* tiles that are there; which of the two groups */
-    uint16_t *kept;    /* of the first tile; */
+    uint16_t *kept;    /* of the first tile, */
     int64_t room;      /* so many for each */
 
     KD_DEV uint32_t get(int from, int k, int edge) const
@@ -295,8 +295,8 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
         if (tiles)
             run_pass<STEPS, BASE, MASKED>(
                 a, steps,
-                team<(65536 >> BASE), TILES, STEPS::pair>{b->cost, s, tiles, buffer,
-                                                          kept + buffer * TILES * room, room},
+                team<(65536 >> BASE), STEPS::pair>{b->cost, s, tiles, buffer,
+                                                   kept + buffer * TILES * room, room},
                 q, t);
         kd_sync_block();
     }

@@ -11,8 +11,8 @@ enum {
     KD_GPU_LANES = 512,   /* of the table: a thread has EACH of them, WORKERS apart */
     KD_GPU_EACH = KD_GPU_LANES / KD_GPU_WORKERS,
     KD_GPU_WALKERS = 128,
-    KD_GPU_ROWS = 16,     /* of the table, 8 states a thread each */
-    KD_GPU_FREE_BITS = 10 /* a segment's states that lead to one end: at most 2^10 */
+    KD_GPU_TABLE_ROWS = 16, /* of the table, 8 states a thread each */
+    KD_GPU_FREE_BITS = 10   /* a segment's states that lead to one end: at most 2^10 */
 };
 
 struct kd_gpu_search_args {
@@ -215,10 +215,10 @@ template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
 /* One position of one tile, in a register two adjacent states. low: subtracted from the costs
  * before it, where FIX; TRACK: the least of all comes back. */
 template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, false> *c,
-                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
+                  edge_costs<EDGES, false> *c, int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
-    constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
+    constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
 
 #pragma unroll
     for (int j = 0; j < GROUPS; j++) {
@@ -268,10 +268,11 @@ template <int IN> struct pair_in {
 
 /* One position of a pair of tiles, in a register a state of both. */
 template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<EDGES, true> *costs,
-                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
+                  edge_costs<EDGES, true> *costs, int from, kd_h2 w, int lane, kd_h2 low,
+                  kd_h2 least)
 {
-    constexpr int GROUPS = KD_GPU_ROWS >> OUT, BRANCHES = 1 << OUT;
+    constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
     const uint32_t *in = costs->of[from] + pair_in<IN>::first(lane);
     uint32_t *to = costs->of[from ^ 1] + 4 * lane;
 
@@ -317,7 +318,7 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_ROWS][4], kd_h2 one, edge_costs<ED
 template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     static constexpr bool pair = PAIR;
     static constexpr int MORE = BASE + MASKED;
-    kd_h2 table[KD_GPU_EACH][KD_GPU_ROWS][4];
+    kd_h2 table[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4];
     kd_h2 one;
 
     KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
@@ -325,14 +326,15 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
         (void)level;
         one = kd_bits_h2(a.one);
 #pragma unroll
-        for (int i = 0; i < KD_GPU_EACH * KD_GPU_ROWS * 4; i++) {
-            const int row = i / 4 % KD_GPU_ROWS, lane = t + i / 4 / KD_GPU_ROWS * KD_GPU_WORKERS;
+        for (int i = 0; i < KD_GPU_EACH * KD_GPU_TABLE_ROWS * 4; i++) {
+            const int row = i / 4 % KD_GPU_TABLE_ROWS,
+                      lane = t + i / 4 / KD_GPU_TABLE_ROWS * KD_GPU_WORKERS;
             const uint32_t state = (uint32_t)(row * 4096 + 8 * lane + i % 4 * 2);
             const kd_h2 v = kd_h2_of(value_of(a.codebook, grid, state) * 0.125f,
                                      value_of(a.codebook, grid, state + 1) * 0.125f);
             /* By a way on which the compiler loses sight of its halves, which it would keep in
              * registers of their own. */
-            table[i / 4 / KD_GPU_ROWS][row][i % 4] =
+            table[i / 4 / KD_GPU_TABLE_ROWS][row][i % 4] =
                 PAIR ? kd_bits_h2(kd_shuffle_xor(kd_h2_bits(v), 0)) : v;
         }
     }
