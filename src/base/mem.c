@@ -167,9 +167,29 @@ int64_t kd_mem_resident_peak_bytes(void)
     return proc_kib("/proc/self/status", "VmHWM") * 1024;
 }
 
+/* The number in a file; -1 where there is none, as in a limit that says "max". */
+static int64_t number_in(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    long long n = -1;
+    if (!f)
+        return -1;
+    if (fscanf(f, "%lld", &n) != 1)
+        n = -1;
+    fclose(f);
+    return n;
+}
+
 int64_t kd_mem_available_bytes(void)
 {
-    return proc_kib("/proc/meminfo", "MemAvailable") * 1024;
+    int64_t free = proc_kib("/proc/meminfo", "MemAvailable") * 1024;
+    /* A container's limit; pages of files count as used there, which leaves less than there is. */
+    int64_t most = number_in("/sys/fs/cgroup/memory.max"),
+            used = number_in("/sys/fs/cgroup/memory.current");
+    if (most < 0 || used < 0)
+        return free;
+    int64_t left = most > used ? most - used : 0;
+    return left < free ? left : free;
 }
 
 void kd_mem_keep_little(void)

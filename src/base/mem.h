@@ -28,8 +28,8 @@ int64_t kd_mem_peak_bytes(void);
 int64_t kd_mem_resident_peak_bytes(void);
 /* Anonymous memory in use now, in bytes; 0 where the system does not tell. */
 int64_t kd_mem_anon_bytes(void);
-/* What the machine could still give to a process without swapping, in bytes; 0 where the system
- * does not tell. */
+/* What the machine, or the container that this is, could still give to a process without swapping,
+ * in bytes; 0 where the system does not tell. */
 int64_t kd_mem_available_bytes(void);
 /* From here on a freed block of 256 KiB or more is the system's again at once, in every thread. (By
  * itself the C library keeps some of them for the thread that had them: memory that is nobody's and
