@@ -498,8 +498,9 @@ static int to_gguf(const char **argv, struct kd_err *err)
                              .resume = o.resume,
                              .dry = o.dry,
                              .stopped = stopped};
-    if (o.bpw || o.size >= 0 || o.calib)
-        return kd_fail(err, KD_EUSAGE, "--to gguf takes no --bpw, --size and --calib");
+    if (o.bpw || o.size >= 0 || o.calib || o.class)
+        return kd_fail(err, KD_EUSAGE,
+                       "--to gguf takes no --bpw, --size, --calib and --calib-class");
     if (o.device && strcmp(o.device, "cpu") != 0)
         return kd_fail(err, KD_EUSAGE, "--to gguf copies and casts: --device has nothing to do");
     kd_progress_quiet(o.quiet);
