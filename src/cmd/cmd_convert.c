@@ -498,7 +498,7 @@ static int to_gguf(const char **argv, struct kd_err *err)
                              .resume = o.resume,
                              .dry = o.dry,
                              .stopped = stopped};
-    if (o.bpw || o.size >= 0 || o.calib || o.class)
+    if (o.bpw || o.size >= 0 || o.calib || (o.class && strcmp(o.class, "exact") != 0))
         return kd_fail(err, KD_EUSAGE,
                        "--to gguf takes no --bpw, --size, --calib and --calib-class");
     if (o.device && strcmp(o.device, "cpu") != 0)
