@@ -245,32 +245,23 @@ KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
         : "r"(a.bits));
     return r;
 }
-/* (v one + w)^2 + c, in one piece (see gpu/trellis_steps.cuh). */
-KD_DEV kd_h2 kd_h2_square(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+/* The low or high half of a, twice, less b: in one piece, lest the compiler keep the twice. */
+KD_DEV kd_h2 kd_h2_low_sub(kd_h2 a, kd_h2 b)
 {
     kd_h2 r;
-    asm("{.reg .b32 d;\n fma.rn.f16x2 d, %1, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
+    asm("{.reg .b16 l, h;\n .reg .b32 t;\n mov.b32 {l, h}, %1;\n mov.b32 t, {l, l};\n"
+        " sub.rn.f16x2 %0, t, %2;}"
         : "=r"(r.bits)
-        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
+        : "r"(a.bits), "r"(b.bits));
     return r;
 }
-/* The same with v's low or high half, twice. */
-KD_DEV kd_h2 kd_h2_square_low(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+KD_DEV kd_h2 kd_h2_high_sub(kd_h2 a, kd_h2 b)
 {
     kd_h2 r;
-    asm("{.reg .b16 l, h;\n .reg .b32 t, d;\n mov.b32 {l, h}, %1;\n mov.b32 t, {l, l};\n"
-        " fma.rn.f16x2 d, t, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
+    asm("{.reg .b16 l, h;\n .reg .b32 t;\n mov.b32 {l, h}, %1;\n mov.b32 t, {h, h};\n"
+        " sub.rn.f16x2 %0, t, %2;}"
         : "=r"(r.bits)
-        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
-    return r;
-}
-KD_DEV kd_h2 kd_h2_square_high(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
-{
-    kd_h2 r;
-    asm("{.reg .b16 l, h;\n .reg .b32 t, d;\n mov.b32 {l, h}, %1;\n mov.b32 t, {h, h};\n"
-        " fma.rn.f16x2 d, t, %2, %3;\n fma.rn.f16x2 %0, d, d, %4;}"
-        : "=r"(r.bits)
-        : "r"(v.bits), "r"(one.bits), "r"(w.bits), "r"(c.bits));
+        : "r"(a.bits), "r"(b.bits));
     return r;
 }
 KD_DEV kd_h2 kd_h2_of(float low, float high)

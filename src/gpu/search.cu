@@ -217,7 +217,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
          values_of(m, rate, codebook, &value, err)))
         return -1;
     const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
-                                  rate,   value,  codebook, seam,    segment,  0x3c003c00u};
+                                  rate,   value,  codebook, seam,    segment};
     if (kd_gpu_failed(cudaFuncSetAttribute((const void *)form.kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)form.shared),

@@ -28,6 +28,26 @@
 namespace kd_trellis
 {
 
+/* Four words of four columns of kept_place, from row `row` on, column m ^ turn as m-th. */
+template <class COSTS>
+KD_DEV void read_columns(const COSTS &c, int from, int column, int turn, int row, bool fix,
+                         kd_h2 low, uint32_t v[4][4])
+{
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+        const uint4 u =
+            *(const uint4 *)(c.of[from] + c.place((column + (m ^ turn)) * KEPT_ROWS + row));
+        v[m][0] = u.x;
+        v[m][1] = u.y;
+        v[m][2] = u.z;
+        v[m][3] = u.w;
+    }
+    if (fix)
+#pragma unroll
+        for (int m = 0; m < 16; m++)
+            v[m / 4][m % 4] = lowered(v[m / 4][m % 4], low);
+}
+
 /* A position's costs to where they are kept, four columns of four rows of kept_place at a time. The
  * order in which a thread reads the columns keeps it off the banks of others; `order` puts them
  * right. Of a pair; room: from the first one's to the second one's. */
@@ -42,19 +62,7 @@ KD_DEV void keep(const edge_costs<EDGES, true> *c, int from, int edges, int t, b
         const int four = i % 4, column = i / 4, turn = column % 2;
         const uint32_t first = turn ? 0x1054u : 0x5410u;
         uint32_t v[4][4];
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const uint4 u =
-                *(const uint4 *)(c->of[from] + c->place((4 * column + (m ^ turn)) * 16 + 4 * four));
-            v[m][0] = u.x;
-            v[m][1] = u.y;
-            v[m][2] = u.z;
-            v[m][3] = u.w;
-        }
-        if (fix)
-#pragma unroll
-            for (int m = 0; m < 16; m++)
-                v[m / 4][m % 4] = lowered(v[m / 4][m % 4], low);
+        read_columns(*c, from, 4 * column, turn, 4 * four, fix, low, v);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             uint16_t *at = to + (4 * four + r) * ROW + 4 * column;
@@ -78,19 +86,7 @@ KD_DEV void keep(const edge_costs<EDGES, false> *c, int from, int edges, int t, 
         const int eight = i % 2, column = i / 2, turn = column % 4;
         const uint32_t first = turn % 2 ? 0x1054u : 0x5410u;
         uint32_t v[4][4];
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const uint4 u =
-                *(const uint4 *)(c->of[from] + (4 * column + (m ^ turn)) * 16 + 8 * eight);
-            v[m][0] = u.x;
-            v[m][1] = u.y;
-            v[m][2] = u.z;
-            v[m][3] = u.w;
-        }
-        if (fix)
-#pragma unroll
-            for (int m = 0; m < 16; m++)
-                v[m / 4][m % 4] = lowered(v[m / 4][m % 4], low);
+        read_columns(*c, from, 4 * column, turn, 8 * eight, fix, low, v);
 #pragma unroll
         for (int r = 0; r < 8; r++) {
             /* Of the low or the high edge of a word. */

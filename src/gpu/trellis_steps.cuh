@@ -25,9 +25,8 @@ struct kd_gpu_search_args {
     struct kd_rate rate;
     const int16_t *value; /* [KD_SEARCH_LEVELS][65536] on the grids; rates over 4 bits only */
     enum kd_codebook codebook;
-    int seam;     /* positions on either side of the seam in the first pass, a multiple of 8 */
-    int segment;  /* positions */
-    uint32_t one; /* two half floats of 1.0, which the compiler must not know: see step */
+    int seam;    /* positions on either side of the seam in the first pass, a multiple of 8 */
+    int segment; /* positions */
 };
 
 /* Most positions of a segment, so that FREE_BITS suffice wherever it lies. */
@@ -215,8 +214,8 @@ template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
 /* One position of one tile, in a register two adjacent states. low: subtracted from the costs
  * before it, where FIX; TRACK: the least of all comes back. */
 template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
-                  edge_costs<EDGES, false> *c, int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, false> *c, int from,
+                  kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
     constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
 
@@ -235,8 +234,10 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
         for (int p = 0; p < 4; p++) {
             kd_h2 x[BRANCHES];
 #pragma unroll
-            for (int b = 0; b < BRANCHES; b++)
-                x[b] = kd_h2_square(table[b * GROUPS + j][p], one, w, in[b].of(p));
+            for (int b = 0; b < BRANCHES; b++) {
+                const kd_h2 d = kd_h2_sub(table[b * GROUPS + j][p], w);
+                x[b] = kd_h2_fma(d, d, in[b].of(p));
+            }
             o[p] = kd_h2_bits(least_among<BRANCHES>(x));
         }
         if (TRACK)
@@ -268,9 +269,8 @@ template <int IN> struct pair_in {
 
 /* One position of a pair of tiles, in a register a state of both. */
 template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
-                  edge_costs<EDGES, true> *costs, int from, kd_h2 w, int lane, kd_h2 low,
-                  kd_h2 least)
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, true> *costs,
+                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
     constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
     const uint32_t *in = costs->of[from] + pair_in<IN>::first(lane);
@@ -300,8 +300,8 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], kd_h2 one,
 #pragma unroll
                 for (int b = 0; b < BRANCHES; b++) {
                     const kd_h2 v = table[b * GROUPS + j][2 * half + q / 2];
-                    const kd_h2 c = before[b][IN == 2 ? half : 0];
-                    x[b] = q % 2 ? kd_h2_square_high(v, one, w, c) : kd_h2_square_low(v, one, w, c);
+                    const kd_h2 d = q % 2 ? kd_h2_high_sub(v, w) : kd_h2_low_sub(v, w);
+                    x[b] = kd_h2_fma(d, d, before[b][IN == 2 ? half : 0]);
                 }
                 o[q] = kd_h2_bits(least_among<BRANCHES>(x));
             }
@@ -319,12 +319,10 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     static constexpr bool pair = PAIR;
     static constexpr int MORE = BASE + MASKED;
     kd_h2 table[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4];
-    kd_h2 one;
 
     KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
     {
         (void)level;
-        one = kd_bits_h2(a.one);
 #pragma unroll
         for (int i = 0; i < KD_GPU_EACH * KD_GPU_TABLE_ROWS * 4; i++) {
             const int row = i / 4 % KD_GPU_TABLE_ROWS,
@@ -338,14 +336,14 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
                 PAIR ? kd_bits_h2(kd_shuffle_xor(kd_h2_bits(v), 0)) : v;
         }
     }
-    /* A target's negative as eighths, in both halves, and back. */
+    /* A target as eighths, in both halves, and back. */
     static KD_DEV uint32_t target_of(int w)
     {
-        return kd_h2_bits(kd_h2_of((float)w * -0.125f, (float)w * -0.125f));
+        return kd_h2_bits(kd_h2_of((float)w * 0.125f, (float)w * 0.125f));
     }
     static KD_DEV int target_back(uint32_t bits)
     {
-        return (int)(-8.0f * kd_h2_low(kd_bits_h2(bits)));
+        return (int)(8.0f * kd_h2_low(kd_bits_h2(bits)));
     }
     template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
     KD_DEV void position(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, kd_h2 w, int t,
@@ -355,8 +353,8 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
 
 #pragma unroll
         for (int i = 0; i < KD_GPU_EACH; i++)
-            least = step<IN, OUT, FIX, TRACK>(table[i], one, c, from, w, t + i * KD_GPU_WORKERS,
-                                              low, least);
+            least =
+                step<IN, OUT, FIX, TRACK>(table[i], c, from, w, t + i * KD_GPU_WORKERS, low, least);
         if (!TRACK)
             return;
         const uint32_t a = kd_h2_bits(least) & 0xffffu, b = kd_h2_bits(least) >> 16;

@@ -349,18 +349,13 @@ KD_DEV kd_h2 kd_h2_highs(kd_h2 a)
 {
     return {a.y, a.y};
 }
-KD_DEV kd_h2 kd_h2_square(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+KD_DEV kd_h2 kd_h2_low_sub(kd_h2 a, kd_h2 b)
 {
-    const kd_h2 d = kd_h2_fma(v, one, w);
-    return kd_h2_fma(d, d, c);
+    return kd_h2_sub(kd_h2_lows(a), b);
 }
-KD_DEV kd_h2 kd_h2_square_low(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
+KD_DEV kd_h2 kd_h2_high_sub(kd_h2 a, kd_h2 b)
 {
-    return kd_h2_square(kd_h2_lows(v), one, w, c);
-}
-KD_DEV kd_h2 kd_h2_square_high(kd_h2 v, kd_h2 one, kd_h2 w, kd_h2 c)
-{
-    return kd_h2_square(kd_h2_highs(v), one, w, c);
+    return kd_h2_sub(kd_h2_highs(a), b);
 }
 KD_DEV kd_h2 kd_h2_of(float low, float high)
 {

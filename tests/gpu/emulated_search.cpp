@@ -44,7 +44,7 @@ static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, i
                                             kd_codebook_f16(cb, i % 65536));
     kd_gpu_search_args a = {target.data(), got.data(), good.data(),  kept.data(), again.data(),
                             tiles,         rate,       value.data(), cb,          seam,
-                            segment,       0x3c003c00u};
+                            segment};
     const size_t shared = (size_t)kd_gpu_search_shared(rate, TILES, STEPS::pair);
     if (sizeof(kd_trellis::block_shared<(65536 >> BASE), TILES, STEPS::pair>) != shared) {
         printf("shared memory: %zu, not %zu\n",
