@@ -138,14 +138,7 @@ void close_own(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, int device)
 {
     if (!t->dev)
         return;
-    if (!kd_gpu_tensor_here(t, NULL) && t->stream) {
-        if (t->memory)
-            cudaFreeAsync(t->memory, t->stream);
-        cudaStreamSynchronize(t->stream);
-        cudaStreamDestroy(t->stream);
-    }
-    if (t->done)
-        cudaEventDestroy(t->done);
+    kd_gpu_tensor_end(t);
     kd_encode_let_go(e, device, 1, t->bytes);
 }
 

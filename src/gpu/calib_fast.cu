@@ -255,18 +255,9 @@ struct fast_space {
 int begin_fast(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, fast_space *s,
                struct kd_err *err)
 {
-    const int64_t square = 4 * s->w1.s.n * s->w1.s.n;
     planes up = s->w;
     up.hi += kd_fast::PAIR * up.pitch;
-    if (s->w1.put(t, j->w1, err) || s->w3.put(t, j->w3, err) ||
-        kd_gpu_failed(cudaMemsetAsync(s->h, 0, (size_t)square, t->stream), err, "a Hessian") ||
-        kd_gpu_failed(cudaMemsetAsync(s->bad, 0, sizeof *s->bad, t->stream), err, "a Hessian"))
-        return -1;
-    if (j->routed_h &&
-        (kd_gpu_failed(cudaMemsetAsync(s->routed_h, 0, (size_t)square, t->stream), err,
-                       "a Hessian") ||
-         kd_gpu_tensor_copy(t, s->weight, j->weight, 4 * j->routed, cudaMemcpyHostToDevice, err) ||
-         kd_gpu_tensor_copy(t, s->row, j->row, 4 * j->routed, cudaMemcpyHostToDevice, err)))
+    if (put_inner(t, j, s, err))
         return -1;
     return fast_weights(t, j->w1, s->w1, 0, s->w1.s.n, s->w, true, err) ||
                    fast_weights(t, j->w3, s->w3, 0, s->w3.s.n, up, true, err)

@@ -263,6 +263,27 @@ int take_inner(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, int6
                const float *h, const float *routed_h, const int32_t *bad, bool *good,
                struct kd_err *err);
 
+/* An expert's matrices, its list of routed rows, and empty sums, into the space of its inner
+ * Hessian. */
+template <class SPACE>
+int put_inner(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, SPACE *s,
+              struct kd_err *err)
+{
+    const int64_t square = 4 * s->w1.s.n * s->w1.s.n;
+
+    if (s->w1.put(t, j->w1, err) || s->w3.put(t, j->w3, err) ||
+        kd_gpu_failed(cudaMemsetAsync(s->h, 0, (size_t)square, t->stream), err, "a Hessian") ||
+        kd_gpu_failed(cudaMemsetAsync(s->bad, 0, sizeof *s->bad, t->stream), err, "a Hessian"))
+        return -1;
+    if (j->routed_h &&
+        (kd_gpu_failed(cudaMemsetAsync(s->routed_h, 0, (size_t)square, t->stream), err,
+                       "a Hessian") ||
+         kd_gpu_tensor_copy(t, s->weight, j->weight, 4 * j->routed, cudaMemcpyHostToDevice, err) ||
+         kd_gpu_tensor_copy(t, s->row, j->row, 4 * j->routed, cudaMemcpyHostToDevice, err)))
+        return -1;
+    return 0;
+}
+
 } // namespace kd_calib
 
 #endif

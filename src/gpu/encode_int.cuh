@@ -111,6 +111,8 @@ void kd_encode_give_turn(struct kd_gpu_tensor *t);
 /* t->bytes of a device at t->memory, a stream and a turn; no more is needed of t. */
 int kd_encode_space_open(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, struct kd_err *err);
 void kd_encode_space_close(struct kd_gpu_tensor *t);
+/* Its memory, stream and event alone. */
+void kd_gpu_tensor_end(struct kd_gpu_tensor *t);
 /* Memory of devices first .. first + count - 1 for what stays (some part of it at most): false, or
  * it is taken of each until it is given back. */
 bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);

@@ -175,7 +175,7 @@ int kd_encode_space_open(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, stru
     return -1;
 }
 
-void kd_encode_space_close(struct kd_gpu_tensor *t)
+void kd_gpu_tensor_end(struct kd_gpu_tensor *t)
 {
     if (!kd_gpu_tensor_here(t, NULL) && t->stream) {
         if (t->memory)
@@ -185,6 +185,11 @@ void kd_encode_space_close(struct kd_gpu_tensor *t)
     }
     if (t->done)
         cudaEventDestroy(t->done);
+}
+
+void kd_encode_space_close(struct kd_gpu_tensor *t)
+{
+    kd_gpu_tensor_end(t);
     kd_encode_give_turn(t);
     kd_encode_give_room(t);
 }

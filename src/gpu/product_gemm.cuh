@@ -265,6 +265,17 @@ template <class SIDE_A, int TOKENS> KD_CALL void run_pass(unsigned char *memory)
     KD_RATE(45)                                                                                    \
     KD_RATE(46)                                                                                    \
     KD_RATE(47)
+#define KD_COMMON                                                                                  \
+    KD_RATE(16)                                                                                    \
+    KD_RATE(24)                                                                                    \
+    KD_RATE(28)                                                                                    \
+    KD_RATE(32)                                                                                    \
+    KD_MASKED                                                                                      \
+    KD_RATE(48)                                                                                    \
+    KD_RATE(52)                                                                                    \
+    KD_RATE(56)                                                                                    \
+    KD_RATE(60)                                                                                    \
+    KD_RATE(64)
 struct fast {
     static constexpr bool coded = true, mul1 = true;
     static constexpr int planes = 1, tokens = 128, blocks = 1;
@@ -281,16 +292,7 @@ struct fast {
     static KD_DEV void run(unsigned char *memory)
     {
         switch (((const head *)memory)->k.w.rate16) {
-            KD_RATE(16)
-            KD_RATE(24)
-            KD_RATE(28)
-            KD_RATE(32)
-            KD_MASKED
-            KD_RATE(48)
-            KD_RATE(52)
-            KD_RATE(56)
-            KD_RATE(60)
-            KD_RATE(64)
+            KD_COMMON
         case 80:
             run_pass<exl3<80, true, 1>, 64>(memory);
             return;
@@ -320,16 +322,7 @@ struct fast_narrow {
     static KD_DEV void run(unsigned char *memory)
     {
         switch (((const head *)memory)->k.w.rate16) {
-            KD_RATE(16)
-            KD_RATE(24)
-            KD_RATE(28)
-            KD_RATE(32)
-            KD_MASKED
-            KD_RATE(48)
-            KD_RATE(52)
-            KD_RATE(56)
-            KD_RATE(60)
-            KD_RATE(64)
+            KD_COMMON
         default:
             run_pass<exl3<0, true, 1>, tokens>(memory);
         }
@@ -367,6 +360,7 @@ template <bool MUL1> struct values {
         run_pass<exl3<0, mul1, 2>, tokens>(memory);
     }
 };
+#undef KD_COMMON
 #undef KD_MASKED
 #undef KD_RATE
 template <kd_plain::type TYPE> struct plain_kind {
