@@ -125,10 +125,10 @@ KD_KERNEL void KD_BOUNDS(KD_ENCODE_THREADS, 2) kd_encode_values(KD_ARGS kd_encod
             kd_encode_sum(square, KD_ENCODE_GROUP * KD_TILE_WEIGHTS);
 }
 
-/* Tiles of one item of a scale search that are samples; the rest of its four are zero. */
-KD_DEV int kd_encode_used(const kd_encode_part &j, int64_t item)
+/* Tiles of one group of a scale search that are samples; the rest of its four are zero. */
+KD_DEV int kd_encode_used(const kd_encode_part &j, int64_t group)
 {
-    const int64_t left = (j.tiles + j.stride - 1) / j.stride - item % j.groups * KD_ENCODE_GROUP;
+    const int64_t left = (j.tiles + j.stride - 1) / j.stride - group * KD_ENCODE_GROUP;
     return left < KD_ENCODE_GROUP ? (int)left : KD_ENCODE_GROUP;
 }
 
@@ -136,10 +136,10 @@ KD_DEV int kd_encode_used(const kd_encode_part &j, int64_t item)
 KD_KERNEL void KD_BOUNDS(KD_ENCODE_THREADS, 2) kd_encode_scale_targets(KD_ARGS kd_encode_round q)
 {
     const kd_encode_part &j = kd_encode_part_of(q, kd_block());
-    const int64_t at = kd_block() - j.block, item = j.item + at;
+    const int64_t at = kd_block() - j.block, item = j.list[j.item + at];
     const int64_t first = item % j.groups * KD_ENCODE_GROUP;
     const double scale = j.scale[item / j.groups];
-    const int used = kd_encode_used(j, item), p = kd_thread();
+    const int used = kd_encode_used(j, item % j.groups), p = kd_thread();
 
     for (int i = 0; i < KD_ENCODE_GROUP; i++)
         q.target[(j.first + at * KD_ENCODE_GROUP + i) * KD_TILE_WEIGHTS + p] =
@@ -153,9 +153,9 @@ KD_KERNEL void KD_BOUNDS(KD_ENCODE_THREADS, 2) kd_encode_scale_sums(KD_ARGS kd_e
     KD_SHARED(shared);
     double *square = (double *)shared;
     const kd_encode_part &j = kd_encode_part_of(q, kd_block());
-    const int64_t at = kd_block() - j.block, item = j.item + at;
+    const int64_t at = kd_block() - j.block, item = j.list[j.item + at];
     const double scale = j.scale[item / j.groups];
-    const int used = kd_encode_used(j, item), p = kd_thread();
+    const int used = kd_encode_used(j, item % j.groups), p = kd_thread();
 
     for (int i = 0; i < used; i++) {
         const int64_t w = (j.first + at * KD_ENCODE_GROUP + i) * KD_TILE_WEIGHTS + p;
@@ -165,7 +165,7 @@ KD_KERNEL void KD_BOUNDS(KD_ENCODE_THREADS, 2) kd_encode_scale_sums(KD_ARGS kd_e
     }
     kd_sync_block();
     if (!p)
-        j.sum[item] = kd_encode_sum(square, used * KD_TILE_WEIGHTS);
+        j.sum[j.item + at] = kd_encode_sum(square, used * KD_TILE_WEIGHTS);
 }
 
 #endif

@@ -43,6 +43,7 @@ struct kd_encode_part {
     /* scale search */
     const float *sample;
     const double *scale;
+    const int32_t *list; /* of the items: kd_gpu_scale's */
     int64_t tiles, stride, groups, item;
 };
 
@@ -74,7 +75,8 @@ struct kd_gpu_tensor {
     int64_t samples; /* tiles of it */
     uint8_t *codes;
     double *sum, *scale;
-    int32_t *bad; /* see kd_la_diagonal, kd_la_load */
+    int32_t *list; /* of a scale search */
+    int32_t *bad;  /* see kd_la_diagonal, kd_la_load */
 };
 
 struct kd_gpu_square {

@@ -10,7 +10,7 @@ int64_t kd_encode_samples(const struct kd_gpu_tensor_shape *s)
 /* Where the parts of a tensor lie; t NULL: only the size. */
 static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor *t)
 {
-    enum { PARTS = 14 };
+    enum { PARTS = 15 };
     const int64_t k = s->k, n = s->n, tiles = k / KD_TILE * (n / KD_TILE);
     const int64_t square = s->square ? 4 * k * k : 0, matrix = 4 * k * n;
     const int64_t sums =
@@ -29,6 +29,7 @@ static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor
                                   tiles * kd_rate_tile_bytes(s->rate),
                                   8 * sums,
                                   8 * KD_GPU_ENCODE_POINTS,
+                                  4 * KD_GPU_ENCODE_POINTS * kd_encode_samples(s),
                                   4};
     int64_t all = 0;
     for (int i = 0; i < PARTS; i++) {
@@ -50,7 +51,8 @@ static int64_t lay_out(const struct kd_gpu_tensor_shape *s, struct kd_gpu_tensor
         t->codes = (uint8_t *)at[10];
         t->sum = (double *)at[11];
         t->scale = (double *)at[12];
-        t->bad = (int32_t *)at[13];
+        t->list = (int32_t *)at[13];
+        t->bad = (int32_t *)at[14];
     }
     return all;
 }
@@ -277,7 +279,6 @@ extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_
                                    struct kd_err *err)
 {
     struct kd_encode_job j = job_of(t);
-    double *sum;
 
     if (s->points < 1 || s->points > KD_GPU_ENCODE_POINTS || s->stride < 1 || !t->samples)
         return kd_fail(err, KD_EINVAL, "a scale search of %d points over %lld tiles", s->points,
@@ -289,20 +290,19 @@ extern "C" int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_
     j.part.stride = s->stride;
     j.part.sample = t->sample;
     j.part.scale = t->scale;
-    j.items = s->points * j.part.groups;
-    if (kd_mem_new(&sum, j.items, sizeof *sum, "scale search", err))
-        return -1;
-    int rc =
-        kd_gpu_tensor_here(t, err) ||
-        kd_gpu_tensor_copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice, err) ||
-        kd_gpu_tensor_settle(t, err) || kd_encode_run(&j, err) ||
-        kd_gpu_tensor_copy(t, sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost, err) ||
-        kd_gpu_tensor_settle(t, err);
-    for (int i = 0; i < s->points && !rc; i++) {
-        s->sum[i] = 0.0;
-        for (int64_t g = 0; g < j.part.groups; g++)
-            s->sum[i] += sum[i * j.part.groups + g];
-    }
-    kd_mem_free(sum);
-    return rc ? -1 : 0;
+    j.part.list = t->list;
+    j.items = s->items;
+    if (j.items < 1 || j.items > s->points * j.part.groups)
+        return kd_fail(err, KD_EINVAL, "a scale search of %lld items", (long long)j.items);
+    return kd_gpu_tensor_here(t, err) ||
+                   kd_gpu_tensor_copy(t, t->scale, s->scale, 8 * s->points, cudaMemcpyHostToDevice,
+                                      err) ||
+                   kd_gpu_tensor_copy(t, t->list, s->item, 4 * j.items, cudaMemcpyHostToDevice,
+                                      err) ||
+                   kd_gpu_tensor_settle(t, err) || kd_encode_run(&j, err) ||
+                   kd_gpu_tensor_copy(t, s->sum, t->sum, 8 * j.items, cudaMemcpyDeviceToHost,
+                                      err) ||
+                   kd_gpu_tensor_settle(t, err)
+               ? -1
+               : 0;
 }

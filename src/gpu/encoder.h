@@ -114,8 +114,8 @@ int kd_gpu_tensor_ldlq(struct kd_gpu_tensor *t, struct kd_gpu_ldlq *job,
                        struct kd_err *err) KD_MUST;
 
 /* The scale search. Sums of squares of ROTATED's tiles, row by row in double; then some of them
- * times drift as the sample; then squared errors of every stride-th tile of the sample at a few
- * scales, in units of the sample: sum[i] for scale[i], in the order of codec/exl3_scale.c. */
+ * times drift as the sample; then squared errors at a few scales, in units of the sample, of groups
+ * of four of every stride-th tile of it, in the order of codec/exl3_scale.c. */
 int kd_gpu_tensor_energy(struct kd_gpu_tensor *t, double *energy, struct kd_err *err) KD_MUST;
 int kd_gpu_tensor_sample(struct kd_gpu_tensor *t, const int64_t *pick, int64_t tiles, double drift,
                          struct kd_err *err) KD_MUST;
@@ -123,7 +123,9 @@ struct kd_gpu_scale {
     int64_t stride;
     int points; /* at most KD_GPU_ENCODE_POINTS */
     const double *scale;
-    double *sum; /* out */
+    int64_t items;       /* at most points times the groups there are */
+    const int32_t *item; /* number of the point times the groups there are, plus the group's */
+    double *sum;         /* out, of each item */
 };
 int kd_gpu_tensor_scale(struct kd_gpu_tensor *t, const struct kd_gpu_scale *job,
                         struct kd_err *err) KD_MUST;

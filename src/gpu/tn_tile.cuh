@@ -1,5 +1,6 @@
 /* 128 x 128 elements of c a block, 8 x 8 a thread; a and b pass through shared memory in pieces of
- * 16 rows, three pieces under way. */
+ * 16 rows, three pieces under way. A warp has 32 x 64 elements, so that what its threads read of a
+ * row of a or b are 16 or 32 floats in a line. */
 #ifndef KD_GPU_TN_TILE_CUH
 #define KD_GPU_TN_TILE_CUH
 
@@ -13,17 +14,49 @@ namespace kd_tn
 
 enum { TN_TILE = 128, TN_DEPTH = 16, TN_STAGES = 3, TN_THREADS = 256 };
 enum { TN_PIECE = TN_DEPTH * TN_TILE, TN_SHARED = TN_STAGES * 2 * TN_PIECE * 4 };
+/* Between the two runs of four rows, and of four columns, that a thread has. */
+enum { TN_ROWS = 16, TN_COLS = 32, TN_HALF = TN_DEPTH / 2 };
 
-/* Rows s0.. of a and b, those there are, into one stage. */
-KD_DEV void tn_fetch(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, int64_t s0, float *stage)
+/* The thread's first row and column in the block's elements. */
+KD_DEV int tn_top(void)
 {
-    for (int u = kd_thread(); u < TN_PIECE / 4; u += TN_THREADS) {
-        const int s = u / (TN_TILE / 4), at = u % (TN_TILE / 4) * 4;
-        if (s0 + s >= j.S)
-            continue;
-        kd_copy16(stage + s * TN_TILE + at, j.a + (s0 + s) * j.lda + i0 + at);
-        kd_copy16(stage + TN_PIECE + s * TN_TILE + at, j.b + (s0 + s) * j.ldb + j0 + at);
+    return kd_thread() / 64 * 32 + kd_thread() / 8 % 4 * 4;
+}
+KD_DEV int tn_left(void)
+{
+    return kd_thread() / 32 % 2 * 64 + kd_thread() % 8 * 4;
+}
+
+/* What a thread brings of each piece: four floats of two rows of a, and of b. */
+struct tn_source {
+    const float *a, *b;
+    int64_t left; /* rows from the first of its two on */
+};
+
+/* After so many pieces. */
+KD_DEV tn_source tn_source_of(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, int pieces)
+{
+    const int64_t s = pieces * TN_DEPTH + kd_thread() / (TN_TILE / 4);
+    const int at = kd_thread() % (TN_TILE / 4) * 4;
+    return {j.a + s * j.lda + i0 + at, j.b + s * j.ldb + j0 + at, j.S - s};
+}
+
+/* The next piece into one stage. */
+KD_DEV void tn_fetch(const kd_gpu_tn_job &j, tn_source *q, float *stage)
+{
+    float *to = stage + 4 * kd_thread();
+
+    if (q->left > 0) {
+        kd_copy16(to, q->a);
+        kd_copy16(to + TN_PIECE, q->b);
     }
+    if (q->left > TN_HALF) {
+        kd_copy16(to + TN_PIECE / 2, q->a + TN_HALF * j.lda);
+        kd_copy16(to + TN_PIECE + TN_PIECE / 2, q->b + TN_HALF * j.ldb);
+    }
+    q->a += TN_DEPTH * j.lda;
+    q->b += TN_DEPTH * j.ldb;
+    q->left -= TN_DEPTH;
 }
 
 KD_DEV float4 tn_load(const float *from)
@@ -31,13 +64,11 @@ KD_DEV float4 tn_load(const float *from)
     return *(const float4 *)from;
 }
 
-/* One s. Rows and columns of a thread are two runs of four, 64 apart: no two threads of a quarter
- * warp meet in a bank. */
-template <bool MINUS>
-KD_DEV void tn_step(const float *stage, int s, int ty, int tx, float acc[8][8])
+/* One s, from where the thread's part of a and b lies. */
+template <bool MINUS> KD_DEV void tn_step(const float *as, const float *bs, float acc[8][8])
 {
-    const float *as = stage + s * TN_TILE + 4 * ty, *bs = stage + TN_PIECE + s * TN_TILE + 4 * tx;
-    const float4 a0 = tn_load(as), a1 = tn_load(as + 64), b0 = tn_load(bs), b1 = tn_load(bs + 64);
+    const float4 a0 = tn_load(as), a1 = tn_load(as + TN_ROWS), b0 = tn_load(bs),
+                 b1 = tn_load(bs + TN_COLS);
     const float av[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
     const float bv[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
 
@@ -51,8 +82,11 @@ KD_DEV void tn_step(const float *stage, int s, int ty, int tx, float acc[8][8])
 /* The first pieces on their way; no thread still reads shared memory from before. */
 KD_DEV void tn_start(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stages)
 {
+    tn_source q = tn_source_of(j, i0, j0, 0);
+
+#pragma unroll
     for (int p = 0; p < TN_STAGES - 1; p++) {
-        tn_fetch(j, i0, j0, p * TN_DEPTH, stages + p * 2 * TN_PIECE);
+        tn_fetch(j, &q, stages + p * 2 * TN_PIECE);
         kd_copy_group();
     }
 }
@@ -61,25 +95,27 @@ KD_DEV void tn_start(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stag
 template <bool MINUS>
 KD_DEV void tn_chain(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stages, float acc[8][8])
 {
-    const int64_t pieces = (j.S + TN_DEPTH - 1) / TN_DEPTH;
-    const int ty = kd_thread() / 16, tx = kd_thread() % 16;
+    tn_source q = tn_source_of(j, i0, j0, TN_STAGES - 1);
+    const float *at = stages + tn_top(), *bt = stages + TN_PIECE + tn_left();
+    int now = 0, next = (TN_STAGES - 1) * 2 * TN_PIECE;
 
-    for (int64_t p = 0; p < pieces; p++) {
+#pragma unroll 1
+    for (int64_t left = j.S; left > 0; left -= TN_DEPTH) {
         kd_copy_wait<TN_STAGES - 2>();
         kd_sync_block(); /* the piece is there for all, and all are done with the one before */
-        const int64_t next = p + TN_STAGES - 1;
-        if (next < pieces)
-            tn_fetch(j, i0, j0, next * TN_DEPTH, stages + next % TN_STAGES * 2 * TN_PIECE);
+        tn_fetch(j, &q, stages + next);
         kd_copy_group();
-        const float *stage = stages + p % TN_STAGES * 2 * TN_PIECE;
-        if (j.S - p * TN_DEPTH >= TN_DEPTH) {
+        if (left >= TN_DEPTH) {
 #pragma unroll
             for (int s = 0; s < TN_DEPTH; s++)
-                tn_step<MINUS>(stage, s, ty, tx, acc);
+                tn_step<MINUS>(at + now + s * TN_TILE, bt + now + s * TN_TILE, acc);
         } else {
-            for (int s = 0; s < (int)(j.S - p * TN_DEPTH); s++)
-                tn_step<MINUS>(stage, s, ty, tx, acc);
+#pragma unroll 1
+            for (int s = 0; s < (int)left; s++)
+                tn_step<MINUS>(at + now + s * TN_TILE, bt + now + s * TN_TILE, acc);
         }
+        next = now;
+        now = now == (TN_STAGES - 1) * 2 * TN_PIECE ? 0 : now + 2 * TN_PIECE;
     }
 }
 
@@ -87,11 +123,11 @@ KD_DEV void tn_chain(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stag
  * four. */
 KD_DEV float *tn_mine(float *c, int64_t ldc, int64_t i0, int64_t j0)
 {
-    return c + (i0 + 4 * (kd_thread() / 16)) * ldc + j0 + 4 * (kd_thread() % 16);
+    return c + (i0 + tn_top()) * ldc + j0 + tn_left();
 }
 KD_DEV int64_t tn_row(int i)
 {
-    return i % 4 + i / 4 * 64;
+    return i % 4 + i / 4 * TN_ROWS;
 }
 
 KD_DEV void tn_get(const float *mine, int64_t ldc, float acc[8][8])
@@ -100,7 +136,7 @@ KD_DEV void tn_get(const float *mine, int64_t ldc, float acc[8][8])
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float4 v = tn_load(mine + tn_row(i) * ldc + 64 * h);
+            const float4 v = tn_load(mine + tn_row(i) * ldc + TN_COLS * h);
             acc[i][4 * h] = v.x;
             acc[i][4 * h + 1] = v.y;
             acc[i][4 * h + 2] = v.z;
@@ -114,7 +150,7 @@ KD_DEV void tn_put(float *mine, int64_t ldc, const float acc[8][8])
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            *(float4 *)(mine + tn_row(i) * ldc + 64 * h) =
+            *(float4 *)(mine + tn_row(i) * ldc + TN_COLS * h) =
                 make_float4(acc[i][4 * h], acc[i][4 * h + 1], acc[i][4 * h + 2], acc[i][4 * h + 3]);
 }
 

@@ -272,10 +272,22 @@ template <int TILES> KD_DEV int tiles_of(int64_t mine, int64_t n)
     return left < TILES ? (left > 0 ? (int)left : 0) : TILES;
 }
 
+/* Whether a second pass is for nothing: the costs of all its tiles passed the cap in the first, and
+ * there is a coarser grid. */
+KD_DEV bool is_vain(const tile_shared *s, int tiles, pass q, bool last)
+{
+    bool good = last || !q.second;
+
+    for (int k = 0; k < tiles; k++)
+        good |= s[k].good[q.which];
+    return !good;
+}
+
 template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
                         block_shared<(65536 >> BASE), TILES, STEPS::pair> *b,
-                        const kd_search_grid &grid, const uint32_t *list, int64_t mine, int t)
+                        const kd_search_grid &grid, const uint32_t *list, int64_t mine, bool last,
+                        int t)
 {
     const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
     uint16_t *kept = a.kept + kd_block() * TILES * kd_gpu_search_kept(a.rate, a.segment);
@@ -288,7 +300,7 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
         for (int k = 0; !q.second && t < 256 && k < tiles; k++)
             s[k].target[q.which][t] = STEPS::target_of(
                 kd_search_target(grid, a.target[256 * tile_at(list, first_of<TILES>(n) + k) + t]));
-        if (tiles)
+        if (!is_vain(s, tiles, q, last) && tiles)
             run_pass<STEPS, BASE, MASKED>(
                 a, steps,
                 team<(65536 >> BASE), STEPS::pair>{b->cost, s, tiles, buffer,
@@ -302,7 +314,7 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
 template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_DEV void run_walkers(const kd_gpu_search_args &a,
                         block_shared<(65536 >> BASE), TILES, STEPS::pair> *b, float grid,
-                        const uint32_t *list, int64_t mine, int t)
+                        const uint32_t *list, int64_t mine, bool last, int t)
 {
     constexpr int WALKERS = KD_GPU_WALKERS / TILES; /* of a tile */
     const int64_t room = kd_gpu_search_pass(a.rate, a.segment);
@@ -317,6 +329,12 @@ KD_DEV void run_walkers(const kd_gpu_search_args &a,
         const pass q = pass_at(a, n);
         if (k < tiles) {
             const int64_t tile = tile_at(list, first_of<TILES>(n) + k);
+            if (q.second && !last && !s->good[q.which]) {
+                if (lane == 0)
+                    a.good[tile] = 0;
+                kd_sync_block();
+                continue;
+            }
             const unsigned edge = walk<STEPS, BASE, MASKED, WALKERS>(
                 a, grid, s, kept + (buffer * TILES + k) * room, q, buffer, k, lane,
                 q.second ? a.states + 256 * tile : nullptr);
@@ -371,7 +389,7 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
             const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
             steps.begin(a, grid.grid, level, t);
             run_workers<STEPS, BASE, MASKED, TILES>(a, steps, s, grid, level ? again : nullptr,
-                                                    mine, t);
+                                                    mine, level + 1 == KD_SEARCH_LEVELS, t);
             if (t == 0)
                 s->tile->again = gather_again(a, again, level, mine);
             kd_sync_block();
@@ -383,6 +401,7 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
         for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
             const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
             run_walkers<STEPS, BASE, MASKED, TILES>(a, s, grid.grid, level ? again : nullptr, mine,
+                                                    level + 1 == KD_SEARCH_LEVELS,
                                                     t - KD_GPU_WORKERS);
             kd_sync_block();
             mine = s->tile->again;
