@@ -149,6 +149,13 @@ if(KD_CUDA)
     add_test(NAME gpu/${name} COMMAND gpu_${name})
     kd_test(gpu/${name} ${f} gpu 300 "")
   endforeach()
+  # What encode_account.h measures passes through it.
+  file(READ tests/gpu/encode_account.h calls)
+  string(REGEX MATCHALL "X\\([a-z]+, \\(" calls "${calls}")
+  foreach(call ${calls})
+    string(REGEX REPLACE "X\\(([a-z]+),.*" "LINKER:--wrap=kd_gpu_tensor_\\1" call "${call}")
+    target_link_options(gpu_encode_device PRIVATE ${call})
+  endforeach()
   # A whole model against the CPU and its goldens; the server's engine over it.
   foreach(name model serve)
     add_executable(gpu_${name}_device EXCLUDE_FROM_ALL tests/gpu/${name}_device.c)
@@ -217,10 +224,10 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
                      DEPENDS tests/gpu/program_emulated.cpp DEPFILE ${device}.d VERBATIM)
   add_custom_target(gpu_program_emulated DEPENDS ${device}.o)
   add_executable(kondense_emulated src/main.c)
-  add_dependencies(kondense_emulated gpu_program_emulated)
+  add_dependencies(kondense_emulated gpu_program_emulated gpu_device_emulated)
   set_target_properties(kondense_emulated PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}
-                        LINK_DEPENDS ${device}.o)
-  target_link_libraries(kondense_emulated PRIVATE ${device}.o kd_cmd kd_test_flags stdc++)
+                        LINK_DEPENDS "${device}.o;${CMAKE_BINARY_DIR}/gpu_device_emulated.o")
+  target_link_libraries(kondense_emulated PRIVATE ${device}.o ${CMAKE_BINARY_DIR}/gpu_device_emulated.o kd_cmd kd_test_flags stdc++)
   add_test(NAME gpu/emulated_program COMMAND bash ${CMAKE_SOURCE_DIR}/tests/gpu/emulated_program.sh)
   kd_test(gpu/emulated_program tests/gpu/emulated_program.sh cli 120
           "KONDENSE=$<TARGET_FILE:kondense_emulated>")

@@ -68,6 +68,19 @@ int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int
     return rc;
 }
 
+int kd_hess_add_there(struct kd_hess *h, int index, const float *x, int64_t ldx, int64_t T,
+                      bool *done, struct kd_err *err)
+{
+    *done = false;
+    if (!h->sums)
+        return 0;
+    int was = kd_part_enter(KD_PART_HESSIAN);
+    int rc = kd_gpu_sums_add_there(h->sums, index, x, ldx, h->k_real, T, done, err);
+    kd_part_leave(was);
+    h->rows += !rc && *done ? T : 0;
+    return rc;
+}
+
 void kd_hess_close(struct kd_hess *h)
 {
     struct kd_run run = {0};

@@ -23,6 +23,10 @@ void kd_hess_release(struct kd_hess *h);
  * (ascending tokens), cutting into calls does not. */
 int kd_hess_add(const struct kd_run *run, struct kd_hess *h, const float *x, int64_t ldx, int64_t T,
                 struct kd_err *err) KD_MUST;
+/* The same of finite rows in the memory of the device that CUDA calls `index` (gpu/calib.h, class
+ * `fast`). *done false: the sums are not there, nothing was added. */
+int kd_hess_add_there(struct kd_hess *h, int index, const float *x, int64_t ldx, int64_t T,
+                      bool *done, struct kd_err *err) KD_MUST;
 /* Before the first row, for a run with an encoder: rows are added on one of its devices, the bits
  * are the same. Without an encoder, and where there is no room, nothing. kd_hess_finish brings the
  * sums here, and kd_hess_release comes before the encoder's end. */

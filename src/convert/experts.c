@@ -37,15 +37,11 @@ static void round_item(void *ctx, int64_t t, int worker)
     }
 }
 
-static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h, struct kd_err *err)
+static int latents_here(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h,
+                        struct kd_err *err)
 {
     int64_t H = j->cfg.hidden, latent = j->cfg.latent, topk = j->cfg.topk, B = j->block_T;
     float *x = NULL, *z = NULL;
-    if (kd_layer_scratch(j, &w->z, "latents", j->T * latent * 2, err) ||
-        kd_layer_scratch(j, &w->ids, "routing_ids", j->T * topk * 4, err) ||
-        kd_layer_scratch(j, &w->wts, "routing_weights", j->T * topk * 4, err) ||
-        kd_layer_scratch(j, &w->u, "experts_sum", j->T * latent * 4, err))
-        return -1;
     int rc = kd_mem_new(&x, B * H, sizeof *x, "FFN inputs", err) ||
              kd_mem_new(&z, B * latent, sizeof *z, "latents", err);
     for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
@@ -64,11 +60,23 @@ static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h,
         if (!rc && seen > 0)
             rc = kd_hess_add(j->run, h, z, latent, seen, err);
     }
-    if (!rc)
-        rc = kd_hess_finish(h, err);
     kd_mem_free(x);
     kd_mem_free(z);
     return rc ? -1 : 0;
+}
+
+static int latents(struct kd_job *j, struct kd_layer_work *w, struct kd_hess *h, struct kd_err *err)
+{
+    int64_t latent = j->cfg.latent, topk = j->cfg.topk;
+    bool done;
+    return kd_layer_scratch(j, &w->z, "latents", j->T * latent * 2, err) ||
+                   kd_layer_scratch(j, &w->ids, "routing_ids", j->T * topk * 4, err) ||
+                   kd_layer_scratch(j, &w->wts, "routing_weights", j->T * topk * 4, err) ||
+                   kd_layer_scratch(j, &w->u, "experts_sum", j->T * latent * 4, err) ||
+                   kd_there_run(j, w, kd_there_latents, "latents", h, j->T_hess, &done, err) ||
+                   (!done && latents_here(j, w, h, err)) || kd_hess_finish(h, err)
+               ? -1
+               : 0;
 }
 
 /* The three plan entries of an expert, NULL where a matrix stays as stored. */

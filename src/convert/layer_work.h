@@ -1,10 +1,11 @@
-/* What one layer of a conversion has open. Shared by layers.c, experts.c and trial.c
- * only. */
+/* What one layer of a conversion has open. Shared by layers.c, layers_there.c, experts.c,
+ * experts_sum.c and trial.c only. */
 #ifndef KD_CONVERT_LAYER_WORK_H
 #define KD_CONVERT_LAYER_WORK_H
 
 #include "base/assert.h"
 #include "convert/job.h"
+#include "model/k3_calib.h"
 
 enum { KD_LAYER_TRUNK_MAX = 16, KD_LAYER_BANKS_MAX = 64 };
 
@@ -17,7 +18,8 @@ struct kd_layer_work {
     int64_t banks_before, banks_after; /* seen by the attention's mix, by the FFN's */
     struct kd_rwmap p, bank[KD_LAYER_BANKS_MAX];
     struct kd_rwmap mid;      /* stream after the attention */
-    struct kd_rwmap y;        /* fp32 [T][y_width]: o_proj's inputs */
+    struct kd_rwmap next;     /* stream after the layer */
+    struct kd_rwmap y;        /* fp32 [T][y_width]: o_proj's inputs, unless they are made again */
     struct kd_rwmap z;        /* BF16 [T][latent] */
     struct kd_rwmap ids, wts; /* [T][topk] */
     struct kd_rwmap u;        /* fp32 [T][latent]: weighted sum of the experts */
@@ -27,6 +29,9 @@ struct kd_layer_work {
 
 typedef int kd_layer_rows(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
                           float *x, struct kd_err *err);
+/* The same on a device, where the rows stay. */
+typedef int kd_layer_there(struct kd_job *j, struct kd_layer_work *w, struct kd_k3_calib *c,
+                           int64_t first, int64_t T, struct kd_k3_rows *x, struct kd_err *err);
 
 /* The plan's entry of a quantized trunk linear of this layer, or NULL when it stays as stored. */
 const struct kd_out_tensor *kd_layer_tensor(const struct kd_job *j, int64_t layer,
@@ -51,6 +56,13 @@ int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int
                      struct kd_err *err) KD_MUST;
 int kd_layer_ffn_in(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *x,
                     struct kd_err *err) KD_MUST;
+/* layers_there.c */
+kd_layer_there kd_there_attn_in, kd_there_q_latent, kd_there_attn_core, kd_there_attn_out,
+    kd_there_inner, kd_there_latents, kd_there_latent_out, kd_there_out;
+/* All blocks: rows that must be finite, the first `tokens` into h (or NULL). *done false: this job
+ * has no device for it, nothing was done. `what` names the rows. */
+int kd_there_run(struct kd_job *j, struct kd_layer_work *w, kd_layer_there *rows, const char *what,
+                 struct kd_hess *h, int64_t tokens, bool *done, struct kd_err *err) KD_MUST;
 /* Latents, routing, the experts' units and their weighted sum u; the sum alone. */
 int kd_layer_sum_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err) KD_MUST;
 int kd_layer_experts(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err) KD_MUST;

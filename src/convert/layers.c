@@ -205,34 +205,44 @@ static int make_beside(struct kd_job *j, const struct kd_layer_work *w, const st
     return atomic_load(&b.failed) ? kd_fail(err, b.err.code, "%s", b.err.msg) : 0;
 }
 
-/* One stage: rows(w, block) computes the block's inputs of the group [T][k]; they make the Hessian,
- * unless every unit of the group is there already. `always` runs the rows all the same (a stage
- * that leaves something behind). */
+/* A stage's rows, here and on a device. */
+struct stage_rows {
+    kd_layer_rows *here;
+    kd_layer_there *there;
+};
+
+static int blocks_here(struct kd_job *j, struct kd_layer_work *w, kd_layer_rows *rows,
+                       const char *input, int64_t k, struct kd_hess *h, struct kd_err *err)
+{
+    float *x;
+    int rc = kd_mem_new(&x, j->block_T * k, sizeof *x, "stage inputs", err);
+    for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
+        int64_t first, T;
+        kd_job_block(j, b, &first, &T);
+        rc = kd_job_stop_check(j, err) || rows(j, w, first, T, x, err) ||
+             kd_job_finite(j, input, x, k, T, err) || (h && kd_hess_add(j->run, h, x, k, T, err));
+    }
+    kd_mem_free(x);
+    return rc ? -1 : 0;
+}
+
+/* One stage: its rows are the inputs of the group [T][k]; they make the Hessian, unless every unit
+ * of the group is there already. `always` runs the rows all the same (a stage that leaves something
+ * behind). */
 static int stage(struct kd_job *j, struct kd_layer_work *w, const struct group *g, int count,
-                 const char *input, int64_t k, bool always, kd_layer_rows *rows, struct kd_err *err)
+                 const char *input, int64_t k, bool always, struct stage_rows rows,
+                 struct kd_err *err)
 {
     struct kd_hess h;
-    bool there = units_there(j, w->L.index, g, count);
+    bool there = units_there(j, w->L.index, g, count), done;
     bool hess = !there && (j->recipe.feedback || j->recipe.row_power > 0);
-    float *x = NULL;
     int rc = 0;
     memset(&h, 0, sizeof h);
-    if (hess || always) {
-        if ((hess && (kd_hess_open(&h, k, err) || kd_hess_on_device(j->run, &h, err))) ||
-            kd_mem_new(&x, j->block_T * k, sizeof *x, "stage inputs", err)) {
-            kd_hess_release(&h);
-            return -1;
-        }
-        for (int64_t b = 0; !rc && b < kd_job_blocks(j); b++) {
-            int64_t first, T;
-            kd_job_block(j, b, &first, &T);
-            rc = kd_job_stop_check(j, err);
-            if (!rc)
-                rc = rows(j, w, first, T, x, err) || kd_job_finite(j, input, x, k, T, err);
-            if (!rc && hess)
-                rc = kd_hess_add(j->run, &h, x, k, T, err);
-        }
-        kd_mem_free(x);
+    if (hess)
+        rc = kd_hess_open(&h, k, err) || kd_hess_on_device(j->run, &h, err);
+    if (!rc && (hess || always)) {
+        rc = kd_there_run(j, w, rows.there, input, hess ? &h : NULL, j->T, &done, err) ||
+             (!done && blocks_here(j, w, rows.here, input, k, hess ? &h : NULL, err));
         if (!rc && hess)
             rc = kd_hess_finish(&h, err) || kd_hess_share(j->run, &h, err);
     }
@@ -316,8 +326,8 @@ static void keep_item(void *ctx, int64_t t, int worker)
     memcpy(j->to + t * j->n, j->from + t * j->n, (size_t)j->n * sizeof *j->to);
 }
 
-static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
-                          float *y, struct kd_err *err)
+static int attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T, float *y,
+                     struct kd_err *err)
 {
     float *x;
     const int64_t rows = T / j->text->cols;
@@ -331,10 +341,19 @@ static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t fir
         kd_layer_rows_end(j, rows);
     }
     kd_mem_free(x);
-    struct keep_job keep = {y, (float *)(void *)w->y.data + first * w->y_width, w->y_width};
-    if (!rc)
-        kd_pool_run(j->run->pool, T, keep_item, &keep);
     return rc;
+}
+
+/* The rows are kept: o_proj is not there yet. */
+static int rows_attn_core(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
+                          float *y, struct kd_err *err)
+{
+    if ((!w->y.data && kd_layer_scratch(j, &w->y, "attn", j->T * w->y_width * 4, err)) ||
+        attn_core(j, w, first, T, y, err))
+        return -1;
+    struct keep_job keep = {y, (float *)(void *)w->y.data + first * w->y_width, w->y_width};
+    kd_pool_run(j->run->pool, T, keep_item, &keep);
+    return 0;
 }
 
 int kd_layer_scratch(struct kd_job *j, struct kd_rwmap *m, const char *name, int64_t bytes,
@@ -357,29 +376,34 @@ static int attention(struct kd_job *j, struct kd_layer_work *w, struct kd_err *e
                           {"self_attn.g_proj", &L->g}};
     struct group mla[] = {{"self_attn.q_a_proj", &L->q_a}, {"self_attn.g_proj", &L->g}};
     struct group q_b[] = {{"self_attn.q_b_proj", &L->q_b}}, o[] = {{"self_attn.o_proj", &L->o}};
+    const struct stage_rows in = {rows_attn_in, kd_there_attn_in},
+                            latent = {rows_q_latent, kd_there_q_latent},
+                            core = {rows_attn_core, kd_there_attn_core};
     w->y_width = L->mla ? j->cfg.heads * j->cfg.v_dim : j->cfg.kda_heads * j->cfg.kda_dim;
-    if (kd_layer_scratch(j, &w->y, "attn", j->T * w->y_width * 4, err))
-        return -1;
     if (L->mla) {
-        if (stage(j, w, mla, 2, "attn_in", j->cfg.hidden, false, rows_attn_in, err) ||
-            stage(j, w, q_b, 1, "q_latent", j->cfg.q_lora, false, rows_q_latent, err))
+        if (stage(j, w, mla, 2, "attn_in", j->cfg.hidden, false, in, err) ||
+            stage(j, w, q_b, 1, "q_latent", j->cfg.q_lora, false, latent, err))
             return -1;
-    } else if (stage(j, w, kda, 4, "attn_in", j->cfg.hidden, false, rows_attn_in, err)) {
+    } else if (stage(j, w, kda, 4, "attn_in", j->cfg.hidden, false, in, err)) {
         return -1;
     }
-    return stage(j, w, o, 1, "attn_out", w->y_width, true, rows_attn_core, err);
+    return stage(j, w, o, 1, "attn_out", w->y_width, false, core, err);
 }
 
 /* p after the attention goes to `mid`; the rows are the FFN's normed inputs. */
 static int rows_ffn_in_first(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
                              float *x, struct kd_err *err)
 {
-    float *a;
-    if (kd_mem_new(&a, T * j->cfg.hidden, sizeof *a, "attention output", err))
-        return -1;
+    float *a, *made = NULL;
+    int rc = kd_mem_new(&a, T * j->cfg.hidden, sizeof *a, "attention output", err);
+    if (!rc && !w->y.data)
+        rc = kd_mem_new(&made, T * w->y_width, sizeof *made, "attention rows", err) ||
+             attn_core(j, w, first, T, made, err);
     kd_layer_window(j, w, &w->p, w->banks_before, true, first, T);
-    const float *y = (const float *)(const void *)w->y.data + first * w->y_width;
-    int rc = kd_mat_mul(j->run, &w->L.o, y, w->y_width, T, a, j->cfg.hidden, err);
+    const float *y = made ? made : (const float *)(const void *)w->y.data + first * w->y_width;
+    if (!rc)
+        rc = kd_mat_mul(j->run, &w->L.o, y, w->y_width, T, a, j->cfg.hidden, err);
+    kd_mem_free(made);
     if (!rc) {
         kd_k3_add_attn(j->run, &j->cfg, &w->L, &w->win, a);
         kd_job_rows_put(j, &w->mid, first, T, w->win.p);
@@ -418,14 +442,16 @@ static int ffn_inputs(struct kd_job *j, struct kd_layer_work *w, struct kd_err *
                           {"shared_experts.gate_proj", &L->gate},
                           {"shared_experts.up_proj", &L->up}};
     struct group down[] = {{L->moe ? "shared_experts.down_proj" : "mlp.down_proj", &L->down}};
+    const struct stage_rows in = {rows_ffn_in_first, kd_there_attn_out},
+                            inner = {rows_inner, kd_there_inner};
     if (kd_layer_scratch(j, &w->mid, "mid", kd_job_stream_bytes(j), err))
         return -1;
-    int rc = L->moe ? stage(j, w, moe, 3, "ffn_in", j->cfg.hidden, true, rows_ffn_in_first, err)
-                    : stage(j, w, dense, 2, "ffn_in", j->cfg.hidden, true, rows_ffn_in_first, err);
+    int rc = L->moe ? stage(j, w, moe, 3, "ffn_in", j->cfg.hidden, true, in, err)
+                    : stage(j, w, dense, 2, "ffn_in", j->cfg.hidden, true, in, err);
     if (rc)
         return -1;
     kd_rw_close(&w->y); /* it has served */
-    return stage(j, w, down, 1, "ffn_inner", L->gate.rows, false, rows_inner, err);
+    return stage(j, w, down, 1, "ffn_inner", L->gate.rows, false, inner, err);
 }
 
 /* Rows of both parts of the FFN. */
@@ -446,13 +472,10 @@ static void sum_item(void *ctx, int64_t t, int worker)
 }
 
 /* The stream after the layer: p = mid + f, f = routed_up(norm(u)) + down(inner). */
-static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
+static int pass_on_here(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
 {
     int64_t H = j->cfg.hidden, latent = j->cfg.latent, inner = w->L.gate.rows, B = j->block_T;
-    struct kd_rwmap next;
     float *s = NULL, *f = NULL, *r = NULL;
-    if (kd_job_stream_open(j, w->L.index + 1, true, &next, err))
-        return -1;
     int rc = kd_mem_new(&s, B * (inner > latent ? inner : latent), sizeof *s, "FFN inner", err) ||
              kd_mem_new(&f, B * H, sizeof *f, "FFN output", err) ||
              kd_mem_new(&r, B * H, sizeof *r, "FFN output", err);
@@ -472,17 +495,25 @@ static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err
         if (!rc) {
             kd_layer_window(j, w, &w->mid, w->banks_after, true, first, T);
             kd_k3_add_ffn(j->run, &w->win, f);
-            kd_job_rows_put(j, &next, first, T, w->win.p);
+            kd_job_rows_put(j, &w->next, first, T, w->win.p);
             rc = kd_job_finite(j, "output", w->win.p, H, T, err);
         }
     }
-    if (!rc)
-        rc = kd_job_stream_commit(j, w->L.index + 1, &next, err);
-    kd_rw_close(&next);
     kd_mem_free(s);
     kd_mem_free(f);
     kd_mem_free(r);
     return rc ? -1 : 0;
+}
+
+static int pass_on(struct kd_job *j, struct kd_layer_work *w, struct kd_err *err)
+{
+    bool done;
+    return kd_job_stream_open(j, w->L.index + 1, true, &w->next, err) ||
+                   kd_there_run(j, w, kd_there_out, "output", NULL, 0, &done, err) ||
+                   (!done && pass_on_here(j, w, err)) ||
+                   kd_job_stream_commit(j, w->L.index + 1, &w->next, err)
+               ? -1
+               : 0;
 }
 
 static int rows_latent_normed(struct kd_job *j, struct kd_layer_work *w, int64_t first, int64_t T,
@@ -518,7 +549,7 @@ void kd_layer_work_close(struct kd_layer_work *w)
     for (int64_t e = 0; w->expert && e < w->expert_count; e++)
         kd_unit_close(&w->expert[e]);
     kd_mem_free(w->expert);
-    struct kd_rwmap *maps[] = {&w->p, &w->mid, &w->y, &w->z, &w->ids, &w->wts, &w->u};
+    struct kd_rwmap *maps[] = {&w->p, &w->mid, &w->next, &w->y, &w->z, &w->ids, &w->wts, &w->u};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
         kd_rw_close(maps[i]);
     for (int64_t b = 0; b < KD_LAYER_BANKS_MAX; b++)
@@ -530,6 +561,7 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
     struct kd_layer_work w;
     char dir[4096];
     struct group up[] = {{"routed_expert_up_proj", NULL}};
+    const struct stage_rows sums = {rows_latent_normed, kd_there_latent_out};
     if (j->finished || kd_job_shard_done(j, (int32_t)layer))
         return 0;
     if (kd_k3_banks(&j->cfg) > KD_LAYER_BANKS_MAX)
@@ -548,7 +580,7 @@ int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err)
         rc = attention(j, &w, err) || ffn_inputs(j, &w, err);
     if (!rc && w.L.moe)
         rc = kd_layer_experts(j, &w, err) ||
-             stage(j, &w, up, 1, "latent_out", j->cfg.latent, false, rows_latent_normed, err);
+             stage(j, &w, up, 1, "latent_out", j->cfg.latent, false, sums, err);
     if (!rc)
         rc = pass_on(j, &w, err);
     kd_layer_work_close(&w);

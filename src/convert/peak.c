@@ -6,6 +6,7 @@
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
 #include "gpu/calib.h"
+#include "model/k3_calib.h"
 
 #include <string.h>
 
@@ -255,6 +256,14 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
     return held + peak;
 }
 
+/* Of a layer's trunk on a device (class `fast`), beside the sum that grows. */
+static int64_t trunk_on_device(const struct kd_job *j)
+{
+    int64_t bytes = 0;
+    struct kd_err why;
+    return kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &bytes, &why) ? 0 : bytes;
+}
+
 /* On a device: a tensor of the plan. */
 static int64_t on_device(const struct kd_job *j, const struct kd_out_tensor *t)
 {
@@ -288,13 +297,13 @@ static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert
  * block's rows. */
 static int64_t stage_on_device(const struct kd_job *j)
 {
-    int64_t peak = 0;
+    int64_t peak = 0, trunk = j->finished ? 0 : trunk_on_device(j);
     for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
         const struct kd_out_tensor *t = &j->rates.t[i];
         const struct kd_gpu_source w = {
             .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
         if (t->expert < 0 && t->rows > 0) /* vectors have none */
-            peak = most(peak, kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T) +
+            peak = most(peak, most(kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T), trunk) +
                                   (hessian(j, t->cols)
                                        ? kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(t->cols))
                                        : 0));

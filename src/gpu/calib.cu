@@ -328,6 +328,51 @@ extern "C" int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ld
     return 0;
 }
 
+extern "C" int kd_gpu_sums_add_there(struct kd_gpu_sums *s, int index, const float *x, int64_t ldx,
+                                     int64_t cols, int64_t T, bool *done, struct kd_err *err)
+{
+    planes turned = s->turned;
+
+    *done = kd_encode_is_fast(s->e) && s->t.index == index;
+    if (!*done)
+        return 0;
+    if (cols > s->k)
+        return kd_fail(err, KD_EINVAL, "%lld inputs of a Hessian of %lld", (long long)cols,
+                       (long long)s->k);
+    if (kd_gpu_tensor_here(&s->t, err))
+        return -1;
+    for (int64_t t = 0; t < T; t += s->rows) {
+        const int64_t n = kd_least64(s->rows, T - t);
+        turned.pitch = up_to(n, 32);
+        /* Inputs from `cols` on: other pitches may have left something there. */
+        if (up_to(cols, 32) < s->k &&
+            kd_gpu_failed(
+                cudaMemsetAsync(turned.hi, 0, (size_t)(2 * s->k * turned.pitch), s->t.stream), err,
+                "a Hessian"))
+            return -1;
+        fast_turn(s->t.stream, x + t * ldx, ldx, n, cols, turned);
+        if (fast_sums(s->t.stream, turned, s->k, s->h, err) || started(err))
+            return -1;
+    }
+    return kd_gpu_tensor_settle(&s->t, err);
+}
+
+extern "C" bool kd_gpu_calib_is_fast(const struct kd_gpu_encoder *e)
+{
+    return kd_encode_is_fast(e);
+}
+
+extern "C" bool kd_gpu_calib_hold(struct kd_gpu_encoder *e, int64_t bytes, int *index)
+{
+    *index = kd_encode_device_index(e, 0);
+    return kd_encode_hold(e, 0, 1, bytes);
+}
+
+extern "C" void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes)
+{
+    kd_encode_let_go(e, 0, 1, bytes);
+}
+
 extern "C" int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err)
 {
     return kd_gpu_tensor_here(&s->t, err) ||

@@ -41,6 +41,10 @@ void kd_gpu_sums_close(struct kd_gpu_sums *s);
  * what fails after that is an error of the next call. */
 int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols, int64_t T,
                     struct kd_err *err) KD_MUST;
+/* The same of rows in its device's memory, class `fast` alone; waits. *done false: it is not on the
+ * device that CUDA calls `index`. */
+int kd_gpu_sums_add_there(struct kd_gpu_sums *s, int index, const float *x, int64_t ldx,
+                          int64_t cols, int64_t T, bool *done, struct kd_err *err) KD_MUST;
 /* Its upper triangle into h [k][k]; what is below the diagonal may be zero. */
 int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err) KD_MUST;
 int64_t kd_gpu_sums_bytes(const struct kd_gpu_encoder *e, int64_t k);
@@ -85,5 +89,12 @@ struct kd_gpu_inner {
 int kd_gpu_inner_sums(struct kd_gpu_encoder *e, const struct kd_gpu_inner *j, bool *done,
                       struct kd_err *err) KD_MUST;
 int64_t kd_gpu_inner_bytes(const struct kd_gpu_encoder *e, const struct kd_gpu_inner *j);
+
+/* kd_gpu_encoder_calibrate's FAST. */
+bool kd_gpu_calib_is_fast(const struct kd_gpu_encoder *e);
+/* Memory of the encoder's first device, which CUDA calls *index, for somebody who uses it through
+ * gpu/gpu.h; false: there is too little. */
+bool kd_gpu_calib_hold(struct kd_gpu_encoder *e, int64_t bytes, int *index);
+void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes);
 
 #endif

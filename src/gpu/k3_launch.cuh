@@ -54,12 +54,29 @@ void launch_embed(const kd_gpu_k3_batch &b, const void *table, bool bf16, int64_
     KD_LAUNCH_EARLY(embed_rows, 1, b.rows, NORM_THREADS, 0, stream, b.ids, table, bf16, hidden, p);
 }
 
+static inline int64_t blocks_of_all(int64_t count)
+{
+    return (count + NORM_THREADS - 1) / NORM_THREADS;
+}
+
 template <class STREAM>
 void launch_situ(const float *a, const float *b, float beta, float linear, int64_t count,
                  float *out, [[maybe_unused]] STREAM stream)
 {
-    KD_LAUNCH_EARLY(situ_all, 1, (count + NORM_THREADS - 1) / NORM_THREADS, NORM_THREADS, 0, stream,
-                    a, b, beta, linear, count, out);
+    KD_LAUNCH_EARLY(situ_all, 1, blocks_of_all(count), NORM_THREADS, 0, stream, a, b, beta, linear,
+                    count, out);
+}
+
+template <class STREAM>
+void launch_round(float *x, int64_t count, uint16_t *out, [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(round_all, 1, blocks_of_all(count), NORM_THREADS, 0, stream, x, count, out);
+}
+
+template <class STREAM>
+void launch_finite(const float *x, int64_t count, int32_t *bad, [[maybe_unused]] STREAM stream)
+{
+    KD_LAUNCH_EARLY(find_bad, 1, blocks_of_all(count), NORM_THREADS, 0, stream, x, count, bad);
 }
 
 template <enum kda_part PART, class STREAM>

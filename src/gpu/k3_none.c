@@ -48,6 +48,25 @@ int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps, 
     return none(err);
 }
 
+int kd_gpu_k3_round(struct kd_gpu *g, float *x, int64_t count, uint16_t *out, struct kd_err *err)
+{
+    (void)g;
+    (void)x;
+    (void)count;
+    (void)out;
+    return none(err);
+}
+
+int kd_gpu_k3_finite(struct kd_gpu *g, const float *x, int64_t count, int32_t *bad,
+                     struct kd_err *err)
+{
+    (void)g;
+    (void)x;
+    (void)count;
+    (void)bad;
+    return none(err);
+}
+
 int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta, float linear,
                    int64_t count, float *out, struct kd_err *err)
 {

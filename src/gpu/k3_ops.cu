@@ -67,6 +67,20 @@ extern "C" int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, 
     return kd_gpu_failed(cudaGetLastError(), err, "starting a norm");
 }
 
+extern "C" int kd_gpu_k3_round(struct kd_gpu *g, float *x, int64_t count, uint16_t *out,
+                               struct kd_err *err)
+{
+    launch_round(x, count, out, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting to round");
+}
+
+extern "C" int kd_gpu_k3_finite(struct kd_gpu *g, const float *x, int64_t count, int32_t *bad,
+                                struct kd_err *err)
+{
+    launch_finite(x, count, bad, g->stream);
+    return kd_gpu_failed(cudaGetLastError(), err, "starting a check");
+}
+
 extern "C" int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta,
                               float linear, int64_t count, float *out, struct kd_err *err)
 {

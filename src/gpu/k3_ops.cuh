@@ -418,6 +418,28 @@ KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
         out[i] = kd_situ1(a[i], b[i], beta, linear);
 }
 
+KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1) round_all(float *x, int64_t count, uint16_t *out)
+{
+    const int64_t i = (int64_t)kd_block() * NORM_THREADS + kd_thread();
+
+    kd_launch_wait();
+    kd_launch_next();
+    if (i < count) {
+        out[i] = kd_f32_bf16(x[i]);
+        x[i] = kd_bf16_f32(out[i]);
+    }
+}
+
+KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1) find_bad(const float *x, int64_t count, int32_t *bad)
+{
+    const int64_t i = (int64_t)kd_block() * NORM_THREADS + kd_thread();
+
+    kd_launch_wait();
+    kd_launch_next();
+    if (i < count && !(fabsf(x[i]) <= 3.402823466e38f))
+        *bad = 1;
+}
+
 /* DOT16 of 128 values with themselves, a vector for each half of the warp (docs/numerics.md). */
 KD_DEV float half_dot16(const float *x)
 {

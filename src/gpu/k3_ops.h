@@ -83,6 +83,12 @@ int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m, struct kd
  * KD_GPU_K3_WIDTH; x, w and out aligned to 16. */
 int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps, int64_t rows,
                    int64_t n, float *out, struct kd_err *err) KD_MUST;
+/* x becomes what BF16 has of it, which also goes to `out`; count values. */
+int kd_gpu_k3_round(struct kd_gpu *g, float *x, int64_t count, uint16_t *out,
+                    struct kd_err *err) KD_MUST;
+/* *bad = 1 where one of `count` values is NaN or infinite. */
+int kd_gpu_k3_finite(struct kd_gpu *g, const float *x, int64_t count, int32_t *bad,
+                     struct kd_err *err) KD_MUST;
 /* out = SiTU(a, b), count values; out may be a or b. */
 int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta, float linear,
                    int64_t count, float *out, struct kd_err *err) KD_MUST;

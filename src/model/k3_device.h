@@ -68,7 +68,9 @@ struct kd_k3_device {
     int index;
     const struct kd_k3_model *m;
     enum kd_gpu_class cls;
-    struct kd_k3_device_layer *layers;
+    struct kd_k3_device_layer *layers; /* of m->layers */
+    int64_t layer_count, context;      /* positions of a sequence, at most */
+    bool quiet;                        /* weights come without progress of their own */
     const void *embed;
     bool embed_bf16;
     struct kd_gpu_mat head;
@@ -98,6 +100,12 @@ struct kd_k3_device_seq {
     int64_t table_cap;
 };
 
+/* Fast attention is made for kv_b as it is released. */
+static inline bool kd_k3_device_plain_kv_b(const struct kd_k3_layer *L)
+{
+    return !L->mla || (L->kv_b.type == KD_MAT_BF16 && L->kv_b.ld == L->kv_b.cols);
+}
+
 static inline int64_t kd_k3_device_page_bytes(const struct kd_k3_device *d)
 {
     return d->page_values * (d->fast ? 2 : 4);
@@ -109,10 +117,56 @@ int kd_k3_device_open(struct kd_k3_device **out, const struct kd_k3_model *m, in
 void kd_k3_device_close(struct kd_k3_device *d);
 /* All weights; says what is needed where there is too little room. */
 int kd_k3_device_load(struct kd_k3_device *d, struct kd_err *err) KD_MUST;
-/* Bytes of the work space, once the shapes of all matrices stand in d->layers. */
-int64_t kd_k3_device_work_bytes(struct kd_k3_device *d);
+/* A layer's weights but its experts' into D->memory; counted alone where `bytes` is not NULL. */
+int kd_k3_device_load_trunk(struct kd_k3_device *d, int64_t l, int64_t *bytes,
+                            struct kd_err *err) KD_MUST;
 /* What closed sequences left, and all pages. */
 void kd_k3_device_states_release(struct kd_k3_device *d);
+
+/* k3_device_layer.c; l: of d->layers, not the layer's index. */
+/* -1 naming the width that no kernel is built for. */
+int kd_k3_device_fits(const struct kd_k3_model *m, struct kd_err *err) KD_MUST;
+/* Where each layer's state lies in a sequence's. */
+void kd_k3_device_place_states(struct kd_k3_device *d);
+/* Bytes of the work space, once the shapes of all matrices stand in d->layers; its parts, in
+ * d->work_memory. */
+int64_t kd_k3_device_work_bytes(struct kd_k3_device *d);
+void kd_k3_device_work_place(struct kd_k3_device *d);
+
+/* A batch on its way through the layers. */
+struct kd_k3_device_at {
+    struct kd_k3_device *d;
+    struct kd_gpu_k3_batch b;
+    int64_t parts; /* of attention */
+    int banks;     /* filled so far */
+};
+/* Products that run side by side; FFN_IN is LATENT_IN and MLP_IN. */
+enum kd_k3_device_list {
+    KD_K3_KDA_IN,
+    KD_K3_KDA_GATE,
+    KD_K3_MLA_IN,
+    KD_K3_MLA_QUERY,
+    KD_K3_ATTN_OUT,
+    KD_K3_LATENT_IN,
+    KD_K3_MLP_IN,
+    KD_K3_FFN_IN,
+    KD_K3_FFN_OUT,
+    KD_K3_LISTS
+};
+int kd_k3_device_mul(const struct kd_k3_device_at *at, int64_t l, enum kd_k3_device_list list,
+                     struct kd_err *err) KD_MUST;
+/* x = the norm of the mix, after what the half layer before it left was added. */
+int kd_k3_device_mix(struct kd_k3_device_at *at, struct kd_gpu_k3_mix m,
+                     struct kd_err *err) KD_MUST;
+/* From x to the input of o_proj; MLA: its normed query latent alone. */
+int kd_k3_device_attention(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err) KD_MUST;
+int kd_k3_device_q_latent(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err) KD_MUST;
+/* After LATENT_IN; after the experts; after MLP_IN. */
+int kd_k3_device_route(const struct kd_k3_device_at *at, int64_t l, int64_t used, double mass,
+                       struct kd_err *err) KD_MUST;
+int kd_k3_device_latent_norm(const struct kd_k3_device_at *at, int64_t l,
+                             struct kd_err *err) KD_MUST;
+int kd_k3_device_mlp(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err) KD_MUST;
 
 int kd_k3_device_seq_open(struct kd_k3_device_seq **out, struct kd_k3_device *d,
                           struct kd_err *err) KD_MUST;

@@ -19,6 +19,7 @@ struct loader {
     struct kd_k3_device *d;
     unsigned char *memory;
     int64_t at; /* bytes taken */
+    bool quiet; /* somebody else's progress is under way */
 };
 
 static void *take(struct loader *l, int64_t bytes)
@@ -59,7 +60,8 @@ static int load_mat(struct loader *l, const struct kd_mat *from, struct kd_gpu_m
                               .cb = s.cb};
     if (!memory)
         return 0;
-    kd_progress_add(bytes, NULL);
+    if (!l->quiet)
+        kd_progress_add(bytes, NULL);
     return s.data ? kd_gpu_mat_load(l->d->g, to, &s, memory, err)
                   : kd_gpu_mat_make(l->d->g, to, &s, (uint64_t)l->at, memory, err);
 }
@@ -83,7 +85,8 @@ static int load_plain(struct loader *l, const struct kd_mat *from, const void **
     *to = out;
     if (!out)
         return 0;
-    kd_progress_add(from->rows * row, NULL);
+    if (!l->quiet)
+        kd_progress_add(from->rows * row, NULL);
     if (plain && !from->data) {
         struct kd_gpu_source s;
         struct kd_gpu_mat made;
@@ -163,6 +166,22 @@ static int load_trunk(struct loader *l, const struct kd_k3_layer *L, struct kd_k
     return load_vectors(l, L, D, err);
 }
 
+int kd_k3_device_load_trunk(struct kd_k3_device *d, int64_t l, int64_t *bytes, struct kd_err *err)
+{
+    struct kd_k3_device_layer *D = &d->layers[l];
+    struct loader load = {.d = d};
+    if (load_trunk(&load, &d->m->layers[l], D, err))
+        return -1;
+    if (bytes) {
+        *bytes = load.at;
+        return 0;
+    }
+    if (kd_gpu_alloc(d->g, &D->memory, load.at, "a layer's weights", err))
+        return -1;
+    load = (struct loader){.d = d, .memory = D->memory, .quiet = d->quiet};
+    return load_trunk(&load, &d->m->layers[l], D, err);
+}
+
 /* The experts of a layer; table: [experts][3], NULL to count. */
 static int load_experts(struct loader *l, int64_t layer, struct kd_gpu_mat (*table)[3],
                         struct kd_err *err)
@@ -207,11 +226,7 @@ static int load_layer(struct kd_k3_device *d, int64_t n, struct kd_err *err)
     char note[64];
     snprintf(note, sizeof note, "layer %lld of %lld", (long long)n, (long long)m->cfg.layers);
     kd_progress_add(0, note);
-    if (load_trunk(&count, L, D, err) ||
-        kd_gpu_alloc(d->g, &D->memory, count.at, "a layer's weights", err))
-        return -1;
-    l.memory = D->memory;
-    if (load_trunk(&l, L, D, err))
+    if (kd_k3_device_load_trunk(d, n, NULL, err))
         return -1;
     if (!L->moe)
         return 0;

@@ -126,6 +126,13 @@ static int make_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c,
     return 0;
 }
 
+int kd_k3_made_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c, int64_t index,
+                     struct kd_err *err)
+{
+    const struct kd_k3_made plain = {.trunk_bpw = 0};
+    return make_layer(L, c, &plain, index, err);
+}
+
 /* All experts alike. */
 struct made_store {
     struct kd_store s;

@@ -17,6 +17,7 @@ extern "C" {
 using namespace kd_k3;
 
 struct kd_gpu {
+    int index; /* as in gpu/device.cuh, for an encoder beside it */
     struct kd_gpu_facts facts;
     struct kd_kern kern;
     bool records;
@@ -49,19 +50,27 @@ static void not_recorded(const struct kd_gpu *g, const char *what)
 
 extern "C" {
 
-int kd_gpu_count(void)
+/* Whoever has more (program_emulated.cpp) says so. */
+__attribute__((weak)) int kd_gpu_count(void)
 {
     return 1;
+}
+
+__attribute__((weak)) int64_t kd_emulated_free(void)
+{
+    return (int64_t)1 << 30;
 }
 
 int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
     *out = nullptr;
-    if (index)
-        return kd_fail(err, KD_EGPU, "device cuda:%d: there are 1 here", index);
+    if (index >= kd_gpu_count())
+        return kd_fail(err, KD_EGPU, "device cuda:%d: there are %d here", index, kd_gpu_count());
     *out = new kd_gpu();
+    (*out)->index = index;
     snprintf((*out)->facts.name, sizeof(*out)->facts.name, "emulated");
-    (*out)->facts.memory_bytes = (int64_t)1 << 30;
+    (*out)->facts.memory_bytes = (*out)->facts.free_bytes = kd_emulated_free();
+    (*out)->facts.sms = 12;
     return kd_kern_pick(&(*out)->kern, err);
 }
 
@@ -298,6 +307,10 @@ int kd_gpu_mul(struct kd_gpu *g, enum kd_gpu_class, const struct kd_gpu_job *job
     return 0;
 }
 
+void kd_gpu_mul_limit(struct kd_gpu *, int)
+{
+}
+
 struct kd_gpu_experts {
     struct kd_gpu *g;
     struct kd_gpu_experts_shape shape;
@@ -396,9 +409,13 @@ void kd_gpu_graph_free(struct kd_gpu_graph *graph)
     delete graph;
 }
 
-int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *, struct kd_err *)
+int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err)
 {
-    return 0;
+    const bool good = (s->kv_lora == 128 || s->kv_lora == 256 || s->kv_lora == 512) &&
+                      s->kda_dim == KD_GPU_K3_DIM && s->conv == KD_GPU_K3_TAPS &&
+                      s->nope == KD_GPU_K3_DIM && s->v_dim == KD_GPU_K3_DIM &&
+                      s->rope == KD_GPU_K3_ROPE;
+    return good ? 0 : kd_fail(err, KD_ENOTSUP, "widths that no kernel is built for");
 }
 
 int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b, const void *table, bool bf16,
@@ -412,6 +429,16 @@ int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m, struct kd
 {
     const struct kd_gpu_k3_mix c = *m;
     return then(g, [=] { launch_mix(c, true, 0); });
+}
+
+int kd_gpu_k3_round(struct kd_gpu *g, float *x, int64_t count, uint16_t *out, struct kd_err *)
+{
+    return then(g, [=] { launch_round(x, count, out, 0); });
+}
+
+int kd_gpu_k3_finite(struct kd_gpu *g, const float *x, int64_t count, int32_t *bad, struct kd_err *)
+{
+    return then(g, [=] { launch_finite(x, count, bad, 0); });
 }
 
 int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps, int64_t rows,

@@ -69,8 +69,8 @@ struct kd_emulated_block {
     } of[KD_EMULATED_CLUSTER];
     kd_barrier team, warp[KD_EMULATED_WARPS];
     uint32_t value[2][KD_EMULATED_WARPS]
-                  [32]; /* of the lanes, in turns: who is a barrier ahead overwrites nobody */
-    int64_t switches;
+                  [32];      /* of the lanes, in turns: who is a barrier ahead overwrites nobody */
+    int64_t switches, gates; /* gates: how often one opened (emulate_wgmma.h) */
     std::function<void()> kernel;
 
     block_barriers &mine()
@@ -79,7 +79,7 @@ struct kd_emulated_block {
     }
     int64_t rounds() const
     {
-        int64_t n = running + team.round;
+        int64_t n = running + team.round + gates;
         for (int i = 0; i < cluster; i++)
             n += of[i].all.round + of[i].first.round + of[i].last.round + of[i].teams[0].round +
                  of[i].teams[1].round + of[i].teams[2].round;
@@ -88,7 +88,7 @@ struct kd_emulated_block {
         return n;
     }
 };
-static kd_emulated_block kd_emulated;
+inline kd_emulated_block kd_emulated; /* one of a program */
 
 static inline unsigned char *kd_emulated_shared(void)
 {
@@ -185,7 +185,7 @@ static inline void kd_emulate(int blocks, int threads, size_t shared, std::funct
 }
 
 /* One at a time, whichever thread of the host it is. */
-static std::mutex kd_emulated_one;
+inline std::mutex kd_emulated_one;
 #define KD_LAUNCH(kernel, blocks, threads, shared, stream, ...)                                    \
     do {                                                                                           \
         std::lock_guard<std::mutex> one(kd_emulated_one);                                          \
@@ -389,6 +389,14 @@ KD_DEV float kd_add(float a, float b)
 KD_DEV float kd_exp_near(float x)
 {
     return expf(x);
+}
+KD_DEV float kd_exp2_near(float x)
+{
+    return exp2f(x);
+}
+KD_DEV float kd_div_near(float a, float b)
+{
+    return a / b;
 }
 KD_DEV int kd_low_plus(uint32_t pair, int more)
 {

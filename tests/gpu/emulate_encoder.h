@@ -22,6 +22,8 @@ int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what)
 enum { EMULATED_DEVICES = 2 };
 static int64_t emulated_free = (int64_t)4 << 30;
 
+/* Without KD_EMULATED_DEVICE: a device for whoever wants an encoder alone (device_emulated.cpp). */
+#ifndef KD_EMULATED_DEVICE
 extern "C" int kd_gpu_open(struct kd_gpu **out, int index, struct kd_err *err)
 {
     *out = NULL;
@@ -45,6 +47,7 @@ extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
 {
     return &g->facts;
 }
+#endif
 
 int kd_gpu_search_launch(struct kd_gpu *, cudaStream_t, struct kd_rate rate,
                          enum kd_codebook codebook, int seam, int blocks, const float *target,

@@ -1,15 +1,17 @@
 /* An encoder's device for the program itself (kondense_emulated): convert, check and pilot with
  * --device cuda run as on a machine that has one, over a fake runtime and emulated kernels. The
  * KD_FAKE_FAIL_AT-th call of the runtime from its start fails, and all after it; it has
- * KD_FAKE_FREE bytes free. Models do not run on it. */
+ * KD_FAKE_FREE bytes free. A layer's trunk in class `fast` runs on device_emulated.cpp. */
 #define KD_ENCODE_ROUND_TILES 1024
 #define KD_STAGE_BYTES        (16 << 10)
+#define KD_EMULATED_DEVICE
 #include "gpu/emulate_encoder.h"
 
 #include "gpu/calib.cu"
 #include "gpu/calib_expert.cu"
 #include "gpu/calib_fast.cu"
 #include "gpu/calib_inner.cu"
+#include "gpu/calib_wide.cu"
 
 static int begin(void)
 {
@@ -29,12 +31,9 @@ extern "C" int kd_gpu_count(void)
     return begun ? 0 : EMULATED_DEVICES;
 }
 
-extern "C" void kd_gpu_lock(struct kd_gpu *)
+extern "C" int64_t kd_emulated_free(void)
 {
-}
-
-extern "C" void kd_gpu_unlock(struct kd_gpu *)
-{
+    return emulated_free;
 }
 
 extern "C" int kd_gpu_search(struct kd_gpu *, const struct kd_gpu_tiles *,
