@@ -98,8 +98,9 @@ static void begin_points(struct scale_job *j, int64_t stride, double centre, dou
     int64_t tiles = (j->tiles + stride - 1) / stride;
     j->stride = stride;
     j->groups = (tiles + KD_EXL3_GROUP - 1) / KD_EXL3_GROUP;
+    int middle = points / 2;
     for (int i = 0; i < points; i++) {
-        double s = centre + step * (double)(i - points / 2);
+        double s = centre + step * (double)(i - middle);
         j->scale[i] = s < SCALE_MIN ? SCALE_MIN : s;
         j->have[i] = 0;
         j->error[i] = 0.0;

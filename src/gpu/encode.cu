@@ -23,6 +23,7 @@ enum {
     /* tiles of one round at most, unless one row of tiles has more */
     ROUND_TILES = KD_ENCODE_ROUND_TILES,
     SCALE_ITEMS = 512,   /* of one scale search in one round */
+    BLOCK_TILES = 48,    /* of one search for each block, if there are so many */
     STAMPS = 4,          /* events of a round */
     HELD_SHARE = 4,      /* what stays, such as shared Hessians, may take this part of the memory */
     RESERVE = 512 << 20, /* device memory for searches and rounds */
@@ -35,6 +36,7 @@ struct kd_encode_turn {
     cudaEvent_t stamp[STAMPS];
     struct kd_encode_job *last; /* jobs that end with it */
     int64_t tiles;
+    int blocks; /* of its searches, of the largest */
 };
 
 struct kd_encode_device {
@@ -59,7 +61,7 @@ struct kd_encode_device {
     bool failed;
     struct kd_err why;
     int64_t tiles;
-    double seconds[3];
+    double seconds[3], block_seconds;
 };
 
 struct kd_gpu_encoder {
@@ -96,7 +98,7 @@ struct kd_encode_group {
 struct kd_encode_plan {
     struct kd_encode_round ldlq, scale;
     int64_t ldlq_columns, scale_blocks, tiles;
-    int spare; /* multiprocessors that its searches leave to others */
+    int blocks; /* multiprocessors that are its searches' */
     struct kd_encode_group group[KD_ENCODE_JOBS];
     int groups;
     struct kd_encode_job *spans[KD_ENCODE_JOBS]; /* whose span ends with it */
@@ -130,21 +132,43 @@ static bool ends(const struct kd_encode_job *j)
     return j->scale ? j->part.item >= j->items : j->row < 0;
 }
 
-/* Jobs of one kind of search after each other, as many as there is room for; those that end with
- * this round move to *last. */
+/* Scale searches go first, then tensors with the fewest rows left: they end one after the other, so
+ * that the linear algebra of one runs beside the searches of others. */
+static bool goes_before(const struct kd_encode_job *a, const struct kd_encode_job *b)
+{
+    return a->scale != b->scale ? a->scale : !a->scale && a->row < b->row;
+}
+
+/* The jobs that come first; how many. */
+static int sort_jobs(const struct kd_encode_device *d, struct kd_encode_job *list[KD_ENCODE_JOBS])
+{
+    int count = 0;
+    for (struct kd_encode_job *j = d->active; j; j = j->next) {
+        int at = count;
+        while (at && goes_before(j, list[at - 1]))
+            at--;
+        if (at == KD_ENCODE_JOBS)
+            continue;
+        count += count < KD_ENCODE_JOBS;
+        memmove(list + at + 1, list + at, (size_t)(count - 1 - at) * sizeof *list);
+        list[at] = j;
+    }
+    return count;
+}
+
+/* Jobs of one kind of search after each other, as many as fill its blocks and there is room for;
+ * those that end with this round move to *last. */
 static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p, int spare,
                        struct kd_encode_job **last)
 {
     bool taken[KD_ENCODE_JOBS] = {};
     struct kd_encode_job *list[KD_ENCODE_JOBS];
-    int count = 0, used = 0;
+    const int count = sort_jobs(d, list);
 
     memset(p, 0, sizeof *p);
-    p->spare = spare;
+    p->blocks = kd_gpu_facts(d->gpu)->sms - spare;
     p->ldlq.target = p->scale.target = d->target;
     p->ldlq.states = p->scale.states = d->states;
-    for (struct kd_encode_job *j = d->active; j && count < KD_ENCODE_JOBS; j = j->next)
-        list[count++] = j;
     for (int i = 0; i < count; i++) {
         if (taken[i])
             continue;
@@ -153,13 +177,14 @@ static void plan_round(struct kd_encode_device *d, struct kd_encode_plan *p, int
         for (int k = i; k < count; k++) {
             if (taken[k] || !same_search(list[i], list[k]))
                 continue;
+            const int64_t more = tiles_of(list[k]);
             taken[k] = true;
-            if (used && p->tiles + tiles_of(list[k]) > d->room_tiles)
+            if ((p->tiles && p->tiles + more > d->room_tiles) ||
+                (g->tiles && g->tiles + more > p->blocks * BLOCK_TILES))
                 continue; /* a later round */
             plan_job(p, list[k]);
-            used++;
+            g->tiles = p->tiles - g->first;
         }
-        g->tiles = p->tiles - g->first;
         p->groups += g->tiles > 0;
     }
     for (struct kd_encode_job **at = &d->active; *at;) {
@@ -250,26 +275,29 @@ static int after_search(struct kd_encode_device *d, const struct kd_encode_plan 
 
 /* A search fills every multiprocessor that it has for milliseconds, and chains of small kernels
  * would wait that long for each of theirs. So, while there are such chains, a share of the
- * multiprocessors is theirs, the more the fewer tensors search beside them. Under the lock. */
+ * multiprocessors is theirs, the more the fewer tensors search beside them, and less when some of
+ * those wait for a round. Under the lock. */
 static int spare_of(const struct kd_encode_device *d)
 {
     const int sms = kd_gpu_facts(d->gpu)->sms, others = d->turns + d->turns_wanted - d->searching;
-    int searches = 0;
+    int64_t searches = 0, tiles = 0;
     for (const struct kd_encode_job *j = d->active; j; j = j->next)
-        searches += !j->scale;
-    const int spare = others <= 0             ? 0
-                      : others > 3 * searches ? sms / 3
-                      : others > searches     ? sms / 6
-                                              : sms / 11;
+        if (!j->scale) {
+            searches++;
+            tiles += tiles_of(j);
+        }
+    const int spare = others <= 0                         ? 0
+                      : others > 3 * searches             ? sms / 3
+                      : others > searches                 ? sms / 6
+                      : tiles * 8 < sms * BLOCK_TILES * 9 ? sms / 11
+                                                          : sms / 16;
     return others > 0 && sms > 1 && !spare ? 1 : spare;
 }
 
-/* As few blocks as have no more tiles each than with all that are free. */
-static int blocks_of(const struct kd_encode_device *d, int64_t tiles, int spare)
+/* As few blocks as have no more pairs of tiles each than with all that are free. */
+static int blocks_of(int64_t tiles, int most)
 {
-    if (!spare)
-        return 0;
-    const int64_t most = kd_gpu_facts(d->gpu)->sms - spare, each = (tiles + most - 1) / most;
+    const int64_t each = (tiles + 2 * most - 1) / (2 * most) * 2;
     return (int)((tiles + each - 1) / each);
 }
 
@@ -277,12 +305,14 @@ static int queue_round(struct kd_encode_device *d, struct kd_encode_turn *r,
                        const struct kd_encode_plan *p, struct kd_err *err)
 {
     r->tiles = p->tiles;
+    r->blocks = 0;
     if (stamp(d, r, 0, err) || before_search(d, p, err) || stamp(d, r, 1, err))
         return -1;
     for (int i = 0; i < p->groups; i++) {
         const struct kd_encode_group *g = &p->group[i];
-        if (kd_gpu_search_launch(d->gpu, d->gpu->stream, g->rate, g->cb, g->seam,
-                                 blocks_of(d, g->tiles, p->spare),
+        const int blocks = blocks_of(g->tiles, p->blocks);
+        r->blocks = blocks > r->blocks ? blocks : r->blocks;
+        if (kd_gpu_search_launch(d->gpu, d->gpu->stream, g->rate, g->cb, g->seam, blocks,
                                  d->target + g->first * KD_TILE_WEIGHTS,
                                  d->states + g->first * KD_TILE_WEIGHTS, g->tiles, err))
             return -1;
@@ -301,6 +331,8 @@ static int end_round(struct kd_encode_device *d, struct kd_err *err)
         if (kd_gpu_failed(cudaEventElapsedTime(&ms, r->stamp[i], r->stamp[i + 1]), err, "encoding"))
             return -1;
         d->seconds[i] += ms * 1e-3;
+        if (i == 1)
+            d->block_seconds += ms * 1e-3 * r->blocks;
     }
     return 0;
 }
@@ -742,6 +774,7 @@ extern "C" void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_enc
         f->targets_s += d->seconds[0];
         f->search_s += d->seconds[1];
         f->update_s += d->seconds[2];
+        f->search_blocks_s += d->block_seconds;
         f->between_s += d->turn_seconds;
     }
     pthread_mutex_unlock(&e->lock);

@@ -43,6 +43,7 @@ struct kd_gpu_encoder_facts {
     /* since the start, all devices together */
     int64_t rounds, tiles;                /* tiles searched, scale searches included */
     double targets_s, search_s, update_s; /* device time: before, in and after the searches */
+    double search_blocks_s;               /* search_s, times the multiprocessors that searched */
     double between_s; /* of all tensors that are done: from their memory to LDLQ, and after it */
 };
 void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f);

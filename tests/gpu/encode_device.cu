@@ -2,7 +2,8 @@
  * rates and codebooks, all at once; then speed: products, and LDLQ of tensors of K3's expert size
  * from many lanes against the bare search. Without a device: 77, a skip.
  *
- *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS]]]      16 3584 3072 4 */
+ *     gpu_encode_device [LANES [INPUTS OUTPUTS [TENSORS [SIXTEENTHS]]]]      16 3584 3072 4 32 */
+#include "gpu/encode_account.h"
 #include "gpu/encode_check.h"
 
 extern "C" {
@@ -34,7 +35,7 @@ static const struct check_case cases[] = {
     {128, 128, 128, 128, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4},
     {1024, 512, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_F32},
 };
-enum { CASES = sizeof cases / sizeof *cases };
+enum { CASES = sizeof cases / sizeof *cases, MANY = 40 };
 
 /* Products of the shapes that encoding has; the first ones against the CPU's kernel. */
 static int products(const struct kd_kern *kern, int sms)
@@ -253,10 +254,11 @@ static void print_crew(const struct crew *c, int lanes, const struct kd_gpu_enco
     const double rounds = f->targets_s + f->search_s + f->update_s;
     const size_t from = (size_t)lanes - 1, to = (size_t)(c->count - lanes) - 1;
 
-    printf("quantizing %lld x %lld, K=2, %d lanes: %d tensors in %.3f s, %.0f tiles/s (%.0f with "
+    printf("quantizing %lld x %lld, %.4f bits, %d lanes: %d tensors in %.3f s, %.0f tiles/s (%.0f "
+           "with "
            "the scale searches)",
-           (long long)n, (long long)k, lanes, c->count, wall, each * count / wall,
-           (double)f->tiles / wall);
+           (long long)n, (long long)k, kd_rate_to16(c->t->spec.rate) / 16.0, lanes, c->count, wall,
+           each * count / wall, (double)f->tiles / wall);
     if (to > from && to < c->ended.size())
         printf("; without start and end %.0f",
                (double)(to - from) * each / (c->ended[to] - c->ended[from]));
@@ -266,6 +268,11 @@ static void print_crew(const struct crew *c, int lanes, const struct kd_gpu_enco
            (double)f->tiles / (double)f->rounds, 100 * rounds / wall, 100 * f->targets_s / rounds,
            100 * f->update_s / rounds, f->between_s / count, c->used_s / count,
            (long long)(f->used_bytes >> 20));
+    printf(
+        "   %lld rounds; searches on %.1f multiprocessors, %.0f tiles/s of each while they run\n",
+        (long long)f->rounds, f->search_blocks_s / f->search_s,
+        (double)f->tiles / f->search_blocks_s);
+    account_print(lanes > 1 ? "beside others" : "alone", c->count);
 }
 
 /* kd_quant_tensor from the weights to the figures, none but the device and the lanes' own threads
@@ -289,6 +296,7 @@ static int whole(struct check_tensor *t, int lanes, int count)
     c.count = count;
     c.used_s = 0;
     c.first = kd_quant_out();
+    account_clear();
     c.began = kd_clock_s();
     if (kd_hess_share(&c.run, &t->h, &err)) {
         check_complain(&err);
@@ -311,10 +319,12 @@ static int whole(struct check_tensor *t, int lanes, int count)
     return what != NULL;
 }
 
-/* Some lanes and twice as many. */
-static int whole_twice(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, int tensors)
+/* One lane, some and many more. */
+static int whole_all(const struct kd_run *cpu, int lanes, int64_t k, int64_t n, unsigned sixteenths,
+                     int tensors)
 {
-    const struct check_case c = {n, k, 512, 32, KD_CB_MUL1, KD_RECIPE_DEFAULT, false, KD_MAT_MXFP4};
+    const struct check_case c = {n,     k,           512, sixteenths, KD_CB_MUL1, KD_RECIPE_DEFAULT,
+                                 false, KD_MAT_MXFP4};
     struct check_tensor t;
     struct kd_err err;
 
@@ -326,7 +336,9 @@ static int whole_twice(const struct kd_run *cpu, int lanes, int64_t k, int64_t n
         return 1;
     }
     printf("the CPU quantizes one in %.2f s\n", kd_clock_s() - began);
-    const int bad = whole(&t, lanes, lanes * tensors) + whole(&t, 2 * lanes, lanes * tensors);
+    int bad = whole(&t, 1, 2) + whole(&t, lanes, lanes * tensors);
+    if (lanes < MANY)
+        bad += whole(&t, MANY, MANY * tensors * 3 / 4);
     check_free(&t);
     return bad;
 }
@@ -356,7 +368,8 @@ int main(int argc, char **argv)
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);
     bad += ldlq(lanes, k, n, 1);
-    bad += whole_twice(&cpu, lanes, k, n, argc > 4 ? atoi(argv[4]) : 4);
+    bad += whole_all(&cpu, lanes, k, n, argc > 5 ? (unsigned)atoi(argv[5]) : 32,
+                     argc > 4 ? atoi(argv[4]) : 4);
     kd_pool_close(pool);
     return bad != 0;
 }
