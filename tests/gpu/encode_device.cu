@@ -132,6 +132,28 @@ static double bare(struct kd_gpu *g, struct kd_rate rate, int64_t tiles)
     return best;
 }
 
+/* What a search takes by the tiles that each block has. */
+static int sizes(int sms)
+{
+    static const int each[] = {2, 4, 6, 8, 12, 24, 26, 48};
+    static const unsigned rates[] = {32, 37};
+    struct kd_gpu *g;
+    struct kd_err err;
+
+    if (kd_gpu_open(&g, 0, &err)) {
+        check_complain(&err);
+        return 1;
+    }
+    for (unsigned r : rates) {
+        printf("search at %.4f bits, tiles a block:", r / 16.0);
+        for (int i : each)
+            printf(" %d %.3f ms,", i, 1e3 * i * sms / bare(g, kd_rate_from16(r), (int64_t)i * sms));
+        printf("\n");
+    }
+    kd_gpu_close(g);
+    return 0;
+}
+
 /* LDLQ alone: L and weights made of random numbers, as many lanes as wanted. */
 static int ldlq(int lanes, int64_t k, int64_t n, int tensors)
 {
@@ -367,6 +389,7 @@ int main(int argc, char **argv)
     bad += check_all(&cpu, e, cases, CASES);
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);
+    bad += sizes(132);
     bad += ldlq(lanes, k, n, 1);
     bad += whole_all(&cpu, lanes, k, n, argc > 5 ? (unsigned)atoi(argv[5]) : 32,
                      argc > 4 ? atoi(argv[4]) : 4);
