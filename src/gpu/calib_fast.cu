@@ -77,8 +77,11 @@ void fast_turn(cudaStream_t stream, const float *x, int64_t ldx, int64_t T, int6
 }
 
 template <enum kd_fast::kind KIND>
-static int launch_multiply(cudaStream_t stream, const kd_fast::multiply_job &j, struct kd_err *err)
+static int launch_multiply(cudaStream_t stream, const kd_fast::multiply_job &j, int32_t *count,
+                           struct kd_err *err)
 {
+    if (wide_is_here())
+        return wide_multiply(stream, KIND, j, count, err);
     if (kd_gpu_failed(cudaFuncSetAttribute((const void *)kd_fast::multiply_planes<KIND>,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            kd_fast::MULTIPLY_SHARED),
@@ -106,26 +109,37 @@ static kd_fast::multiply_job product_of(const planes &w, const planes &x, int64_
 }
 
 int fast_multiply(cudaStream_t stream, const planes &w, int64_t rows, const planes &x, int64_t T,
-                  float *y, int64_t ldy, struct kd_err *err)
+                  float *y, int64_t ldy, int32_t *count, struct kd_err *err)
 {
     kd_fast::multiply_job j = product_of(w, x, rows, T);
     j.y = y;
     j.ldy = ldy;
-    return launch_multiply<kd_fast::ROWS>(stream, j, err);
+    return launch_multiply<kd_fast::ROWS>(stream, j, count, err);
 }
 
-int fast_sums(cudaStream_t stream, const planes &x, int64_t k, float *h, struct kd_err *err)
+int fast_sums(cudaStream_t stream, const planes &x, int64_t k, float *h, struct kd_err *err,
+              int32_t *count)
 {
     kd_fast::multiply_job j = product_of(x, x, k, k);
     j.y = h;
     j.ldy = k;
-    return launch_multiply<kd_fast::SUMS>(stream, j, err);
+    if (count && wide_is_here())
+        return launch_multiply<kd_fast::SUMS>(stream, j, count, err);
+    for (int64_t at = 0; at < x.pitch; at += kd_fast::SEGMENT) {
+        j.plane[0] = {x.hi + at, x.hi + at};
+        j.k = kd_least64(kd_fast::SEGMENT, x.pitch - at);
+        if (launch_multiply<kd_fast::SUMS>(stream, j, NULL, err))
+            return -1;
+    }
+    return 0;
 }
 
 int fast_inner(cudaStream_t stream, const planes &w, int64_t n, int64_t outs, const planes &x,
                int64_t T, float beta, float linear, bool turned, const planes &out, int32_t *bad,
-               struct kd_err *err)
+               int32_t *count, struct kd_err *err)
 {
+    const float twice = -2.88539008f; /* -2 / ln 2 */
+
     kd_fast::multiply_job j = product_of(w, x, 2 * n, up_to(T, kd_fast::DEEP));
     j.rows = T;
     j.outs = outs;
@@ -136,9 +150,11 @@ int fast_inner(cudaStream_t stream, const planes &w, int64_t n, int64_t outs, co
     j.linear = linear;
     j.over_beta = 1.0f / beta;
     j.over_linear = linear > 0.0f ? 1.0f / linear : 0.0f;
+    j.by_beta = twice * j.over_beta;
+    j.by_linear = twice * j.over_linear;
     j.bad = bad;
-    return turned ? launch_multiply<kd_fast::TURNED>(stream, j, err)
-                  : launch_multiply<kd_fast::INNER>(stream, j, err);
+    return turned ? launch_multiply<kd_fast::TURNED>(stream, j, count, err)
+                  : launch_multiply<kd_fast::INNER>(stream, j, count, err);
 }
 
 /* ---- a product ---- */
@@ -151,6 +167,7 @@ struct fast_product {
     int64_t rows, columns; /* of a piece */
     float *x, *y;
     planes a, b;
+    int32_t *count;
 
     int64_t take(const struct kd_gpu_source *w, int64_t T, unsigned char *base)
     {
@@ -164,6 +181,7 @@ struct fast_product {
         p.take(&y, 4 * rows * w->rows);
         a.take(&p, columns, deep, fast_split(w));
         b.take(&p, rows, deep, true);
+        p.take(&count, fast_count_bytes(0));
         return p.at;
     }
     int all_columns(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, int64_t T,
@@ -173,7 +191,7 @@ struct fast_product {
             const int64_t n = kd_least64(columns, m.s.n - c0);
             if (fast_weights(t, w, m, c0, n, a, false, err) ||
                 fast_multiply(t->stream, a, kd_least64(n, w->rows - c0), b, T, y + c0, w->rows,
-                              err))
+                              count, err))
                 return -1;
         }
         return 0;
@@ -227,7 +245,7 @@ struct fast_space {
     planes w, z, inner, chosen; /* both matrices by turns; [T][], [k][T], [k][routed] */
     uint16_t *raw;              /* z as it comes, unless it is there */
     float *h, *routed_h, *weight;
-    int32_t *row, *bad;
+    int32_t *row, *bad, *count;
 
     int64_t take(const struct kd_gpu_inner *j, unsigned char *base)
     {
@@ -248,6 +266,7 @@ struct fast_space {
         p.take(&weight, 4 * j->routed);
         p.take(&row, 4 * j->routed);
         p.take(&bad, 4);
+        p.take(&count, fast_count_bytes(n));
         return p.at;
     }
 };
@@ -279,8 +298,8 @@ int add_fast(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, fast_s
         fast_rows(t, z, true, latent, latent, nullptr, T, x);
     inner.pitch = up_to(T, kd_fast::DEEP);
     if (fast_inner(t->stream, s->w, n, j->w1->rows, x, T, j->beta, j->linear, true, inner, s->bad,
-                   err) ||
-        fast_sums(t->stream, inner, n, s->h, err))
+                   s->count, err) ||
+        fast_sums(t->stream, inner, n, s->h, err, s->count))
         return -1;
     if (to == from)
         return 0;
@@ -289,7 +308,7 @@ int add_fast(const struct kd_gpu_tensor *t, const struct kd_gpu_inner *j, fast_s
                                    s->row + from, s->weight + from, to - from,
                                    chosen.hi,     chosen.pitch,     s->bad};
     KD_LAUNCH(kd_fast::choose_rows, n, kd_fast::THREADS, 0, t->stream, c);
-    return fast_sums(t->stream, chosen, n, s->routed_h, err);
+    return fast_sums(t->stream, chosen, n, s->routed_h, err, s->count);
 }
 
 } // namespace
@@ -335,6 +354,7 @@ int64_t fast_expert::take(const struct kd_gpu_source src[3], int64_t count, unsi
     mid.take(&p, rows, w[0].s.n, true);
     p.take(&y, 4 * rows * src[2].rows);
     p.take(&bad, 4);
+    p.take(&taken, fast_count_bytes(0));
     return p.at;
 }
 
@@ -361,8 +381,8 @@ int fast_expert::run(const struct kd_gpu_tensor *t, const struct kd_gpu_source s
 {
     fast_rows(t, z, true, src[0].cols, src[0].cols, row, n, x);
     return fast_inner(t->stream, both, w[0].s.n, src[0].rows, x, n, beta, linear, false, mid, bad,
-                      err) ||
-                   fast_multiply(t->stream, down, src[2].rows, mid, n, y, src[2].rows, err)
+                      taken, err) ||
+                   fast_multiply(t->stream, down, src[2].rows, mid, n, y, src[2].rows, taken, err)
                ? -1
                : 0;
 }

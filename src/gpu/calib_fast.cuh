@@ -5,11 +5,9 @@
 #define KD_GPU_CALIB_FAST_CUH
 
 #include "gpu/calib_codes.cuh"
+#include "gpu/calib_out.cuh"
 #include "gpu/hadamard.cuh"
-#include "gpu/mma_lanes.cuh"
 #include "num/mxfp4_block.h"
-
-#include <math.h>
 
 namespace kd_fast
 {
@@ -27,23 +25,13 @@ enum {
     PITCH = BLOCK + 1,
     CODES_SHARED = BLOCK * PITCH * 4,
     SIDE = 32,
-    TURN_SHARED = SIDE * (SIDE + 1) * 4,
-    PAIR = 8 /* rows of gate, then as many of up, in a matrix that has both */
+    TURN_SHARED = SIDE * (SIDE + 1) * 4
 };
 
 /* Where row r of a matrix goes; the other one of two lies PAIR further. */
 KD_HD static inline int64_t place_of(int64_t r, bool both)
 {
     return both ? r / PAIR * (2 * PAIR) + r % PAIR : r;
-}
-
-KD_DEV void put(uint16_t *hi, uint16_t *lo, int64_t at, float x)
-{
-    const uint16_t h = kd_f32_bf16(x);
-
-    hi[at] = h;
-    if (lo)
-        lo[at] = kd_f32_bf16(x - kd_bf16_f32(h));
 }
 
 /* ---- what is multiplied ---- */
@@ -177,56 +165,7 @@ KD_KERNEL void KD_BOUNDS(THREADS, 4) choose_rows(KD_ARGS choose_job j)
         *j.bad = 1;
 }
 
-/* ---- the product ---- */
-
-struct plane {
-    const uint16_t *a, *b; /* [m][lda], [n][ldb]: rows begin at multiples of 16 bytes */
-};
-
-/* Sum over planes of a b^T: [m][n]. */
-struct multiply_job {
-    struct plane plane[3];
-    int32_t planes;
-    int64_t lda, ldb, m, n, k; /* k: a multiple of 32 */
-    int64_t rows, outs;        /* INNER: others of n and m / 2 are zero; n is even then */
-    float *y;                  /* ROWS: [n][ldy]; SUMS: [m][ldy], to which it is added */
-    int64_t ldy;
-    uint16_t *hi, *lo; /* INNER: see put_inner; hi even, lo may be NULL */
-    int64_t ldo;
-    float beta, linear, over_beta, over_linear; /* and what 1 divided by them is */
-    int32_t *bad;                               /* not 0: some value is not finite */
-};
-
-enum kind {
-    ROWS,  /* y, transposed */
-    SUMS,  /* y on and above the diagonal; something below it may change */
-    INNER, /* a has gate and up by turns: SiTU of both, [n][ldo] */
-    TURNED /* the same, [m / 2][ldo] */
-};
-
-/* tanh(x) = *over / result, within 2^-16 of itself. */
-KD_DEV float tanh_parts(float x, float *over)
-{
-    const float e = kd_exp_near(-2.0f * fabsf(x));
-    const bool small = fabsf(x) < 0.015625f;
-
-    *over = small ? x - x * x * x * 0.33333334f : copysignf(1.0f - e, x);
-    return small ? 1.0f : 1.0f + e;
-}
-
-/* kd_situ1 with one division. */
-KD_DEV float situ(const multiply_job &j, float g, float u)
-{
-    const float e = kd_exp_near(-fabsf(g));
-    float a, b = u, under = tanh_parts(g * j.over_beta, &a) * (1.0f + e);
-
-    a *= g < 0.0f ? j.beta * e : j.beta;
-    if (j.linear > 0.0f) {
-        under *= tanh_parts(u * j.over_linear, &b);
-        b *= j.linear;
-    }
-    return a * b / under;
-}
+/* ---- the product, on matrix units of any kind ---- */
 
 template <enum kind KIND> struct tile {
     enum { ROWS_A = TILE_M * 4 / THREADS, ROWS_B = TILE_N * 4 / THREADS };
@@ -247,7 +186,7 @@ template <enum kind KIND> struct tile {
             const bool in_a = i < ROWS_A;
             const int64_t r =
                 kd_thread() / 4 + (in_a ? i : i - ROWS_A) * (THREADS / 4) + (in_a ? m0 : n0);
-            const int64_t most = (in_a ? j.m : j.n) - 1;
+            const int64_t most = (in_a ? j.m : KIND < INNER ? j.n : j.rows) - 1;
             begin[i] = (uint32_t)((r < most ? r : most) * (in_a ? j.lda : j.ldb) / 8);
         }
     }
@@ -293,45 +232,6 @@ template <enum kind KIND> struct tile {
                 }
         }
     }
-    /* Four sums: rows r and r + 8 of a, rows c and c + 1 of b. */
-    KD_DEV void put_rows(const multiply_job &j, int64_t r, int64_t c, const float *s)
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (r + i / 2 * 8 < j.m && c + i % 2 < j.n)
-                j.y[(c + i % 2) * j.ldy + r + i / 2 * 8] = s[i];
-    }
-    KD_DEV void put_sums(const multiply_job &j, int64_t r, int64_t c, const float *s)
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i += 2)
-            if (r + i * 4 < j.m && c < j.n) {
-                float2 *y = (float2 *)(j.y + (r + i * 4) * j.ldy + c);
-                const float2 was = *y;
-                *y = make_float2(was.x + s[i], was.y + s[i + 1]);
-            }
-    }
-    /* s: gate of rows c and c + 1 of b, then up. */
-    KD_DEV void put_inner(const multiply_job &j, int64_t r, int64_t c, const float *s, bool *bad)
-    {
-        const int64_t out = r / (2 * PAIR) * PAIR + r % PAIR;
-        float v[2];
-
-        if (r >= j.m || c >= j.n)
-            return;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            v[i] = out < j.outs && c + i < j.rows ? situ(j, s[i], s[2 + i]) : 0.0f;
-            *bad |= !isfinite(v[i]);
-        }
-        if (KIND == TURNED) {
-            *(uint32_t *)(j.hi + out * j.ldo + c) = kd_f32_bf16(v[0]) | (uint32_t)kd_f32_bf16(v[1])
-                                                                            << 16;
-            return;
-        }
-        put(j.hi, j.lo, c * j.ldo + out, v[0]);
-        put(j.hi, j.lo, (c + 1) * j.ldo + out, v[1]);
-    }
     KD_DEV void store(const multiply_job &j)
     {
         bool bad = false;
@@ -339,16 +239,9 @@ template <enum kind KIND> struct tile {
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                const int64_t r = m0 + warp_m + 16 * i + lane / 4;
-                const int64_t c = n0 + warp_n + 8 * k + 2 * (lane % 4);
-                if (KIND == ROWS)
-                    put_rows(j, r, c, d[i][k]);
-                else if (KIND == SUMS)
-                    put_sums(j, r, c, d[i][k]);
-                else
-                    put_inner(j, r, c, d[i][k], &bad);
-            }
+            for (int k = 0; k < 8; k += RUN)
+                out<KIND>::run(j, m0 + warp_m + 16 * i + lane / 4,
+                               n0 + warp_n + 8 * k + 2 * (lane % 4), &d[i][k], &bad);
         if (bad)
             *j.bad = 1;
     }

@@ -12,9 +12,15 @@ extern "C" {
 /* Smaller in a test, which has small matrices. */
 #ifndef KD_CALIB_ROWS
 #define KD_CALIB_ROWS          1024
-#define KD_CALIB_FAST_ROWS     8192
+#define KD_CALIB_FAST_ROWS     16384
 #define KD_CALIB_COLUMNS_BYTES (128 << 20)
 #endif
+
+namespace kd_fast
+{
+enum kind : int;
+struct multiply_job;
+} // namespace kd_fast
 
 namespace kd_calib
 {
@@ -196,16 +202,27 @@ int fast_weights(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, c
 /* out [k up to 32][pitch] = the transpose of T rows of k floats; zeros after the last row. */
 void fast_turn(cudaStream_t stream, const float *x, int64_t ldx, int64_t T, int64_t k,
                const planes &out);
+/* Products. count: fast_count_bytes (of a Hessian of k inputs; else of any) for those that are queued
+ * on the stream, so that their blocks share the work as they come; NULL: they share it evenly. */
+int64_t fast_count_bytes(int64_t k);
 /* y[t][r] for r < rows. */
 int fast_multiply(cudaStream_t stream, const planes &w, int64_t rows, const planes &x, int64_t T,
-                  float *y, int64_t ldy, struct kd_err *err);
-/* h [k][k] += x x^T, x [k][pitch], on and above the diagonal (below it anything). */
-int fast_sums(cudaStream_t stream, const planes &x, int64_t k, float *h, struct kd_err *err);
+                  float *y, int64_t ldy, int32_t *count, struct kd_err *err);
+/* h [k][k] += x x^T, x [k][pitch], on and above the diagonal (below it anything): sums over 4,096
+ * inputs are added one after the other. */
+int fast_sums(cudaStream_t stream, const planes &x, int64_t k, float *h, struct kd_err *err,
+              int32_t *count = nullptr);
 /* SiTU of gate and up, both in w (n outputs each): [T up to 32][out.pitch], or turned
  * [n][out.pitch], zeros after row T and output `outs`. *bad = 1 when one is not finite. */
 int fast_inner(cudaStream_t stream, const planes &w, int64_t n, int64_t outs, const planes &x,
                int64_t T, float beta, float linear, bool turned, const planes &out, int32_t *bad,
-               struct kd_err *err);
+               int32_t *count, struct kd_err *err);
+
+/* The product on Hopper (calib_wide.cu): whether the current device and this program have it; and
+ * as launch_multiply in calib_fast.cu. */
+bool wide_is_here(void);
+int wide_multiply(cudaStream_t stream, enum kd_fast::kind kind, const kd_fast::multiply_job &j,
+                  int32_t *count, struct kd_err *err);
 
 /* An expert's outputs for picked rows of z. */
 struct fast_expert {
@@ -213,7 +230,7 @@ struct fast_expert {
     int64_t rows; /* at a time */
     planes both, down, x, mid;
     float *y; /* [rows][w2 rows] */
-    int32_t *bad;
+    int32_t *bad, *taken; /* taken: as `count` above */
 
     int64_t take(const struct kd_gpu_source src[3], int64_t count, unsigned char *base);
     int begin(const struct kd_gpu_tensor *t, const struct kd_gpu_source src[3], struct kd_err *err);

@@ -295,6 +295,18 @@ KD_DEV float kd_exp_near(float x)
 {
     return __expf(x);
 }
+/* 2^x for x <= 0, within 2^-22 of it or 2^-126. */
+KD_DEV float kd_exp2_near(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+/* Within 2^-22 of a / b, |b| from 2^-126 to 2^126. */
+KD_DEV float kd_div_near(float a, float b)
+{
+    return __fdividef(a, b);
+}
 /* The low or high one of two signed 16-bit numbers, plus more. */
 KD_DEV int kd_low_plus(uint32_t pair, int more)
 {

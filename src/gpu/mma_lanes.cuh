@@ -69,6 +69,25 @@ KD_DEV uint32_t kd_bf16_mul(uint32_t a, uint32_t b)
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
     return r;
 }
+/* Rounded; low in the low half. */
+KD_DEV uint32_t kd_bf16_pair(float low, float high)
+{
+    uint32_t r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+/* to[0] += x, to[1] += y, in device memory; `to` at a multiple of 8 bytes, which nobody else reads or
+ * writes meanwhile. */
+KD_DEV void kd_add_pair(float *to, float x, float y)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y)
+                 : "memory");
+#else
+    const float2 was = *(const float2 *)to;
+    *(float2 *)to = make_float2(was.x + x, was.y + y);
+#endif
+}
 /* Four 8 x 8 matrices of 16-bit values from shared memory: lane l points to the 16 bytes of row l %
  * 8 of matrix l / 8. r[i] has, of matrix i, row g at 2 t and 2 t + 1; turned: column g at rows 2 t
  * and 2 t + 1. */

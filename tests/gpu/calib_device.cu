@@ -2,7 +2,7 @@
  * machine's CPU's bits, pieces and their ends included; then the time of the chains alone and of
  * whole calls, copies included, at K3's shapes. Without a device: 77, a skip.
  *
- *     gpu_calib_device */
+ *     gpu_calib_device [products|fast] */
 #include "gpu/calib_check.h"
 #include "gpu/must.h"
 
@@ -10,6 +10,7 @@ extern "C" {
 #include "base/clock.h"
 }
 
+#include "gpu/calib_products.cuh"
 #include "gpu/chains.cuh"
 
 #include <algorithm>
@@ -126,7 +127,8 @@ template <class CALL> static void time_call(const char *what, double macs, doubl
 static void time_calls(const struct kd_run *run, bool fast, double peak)
 {
     enum { LATENT = 3584, INTER = 3072, HIDDEN = 7168, OUT = 12288, ROWS = 4096 };
-    const int64_t T = fast ? 131072 : 16384;
+    static const int64_t rows[] = {16384, 131072, 524288};
+    const int64_t T = fast ? 524288 : 16384, few = 16384;
     struct calib_matrix w1, w3, w2, m;
     struct kd_gpu_latents *there = NULL;
     struct kd_gpu_routed *r = NULL;
@@ -140,8 +142,10 @@ static void time_calls(const struct kd_run *run, bool fast, double peak)
 
     kd_gpu_encoder_calibrate(run->encoder, fast ? KD_GPU_CALIB_FAST : KD_GPU_CALIB_EXACT);
     printf("class %s\n", fast ? "fast" : "exact");
-    for (size_t i = 0; i < z.size(); i++)
-        z[i] = kd_f32_bf16((float)(i % 251) * 0.008f - 1.0f);
+    for (int64_t i = 0; i < few * LATENT; i++)
+        z[(size_t)i] = kd_f32_bf16((float)(1.2 * (kd_rand_unit(7, (uint64_t)i) - 0.5)));
+    for (int64_t t = few; t < T; t += few)
+        memcpy(&z[(size_t)(t * LATENT)], &z[0], (size_t)(2 * few * LATENT));
     for (size_t i = 0; i < wide.size(); i++)
         wide[i] = kd_f32_bf16((float)(i % 241) * 0.0001f - 0.012f);
     for (size_t i = 0; i < weight.size(); i++)
@@ -164,10 +168,15 @@ static void time_calls(const struct kd_run *run, bool fast, double peak)
               [&] { must(kd_gpu_inner_sums(run->encoder, &j, &done, &err)); });
     must(kd_gpu_latents_open(&there, run->encoder, z.data(), T, LATENT, &err));
     j.latents = there;
-    j.T = T;
-    time_call(fast ? "131,072 rows, latents on the device" : "the same, latents on the device",
-              (double)T * macs, peak,
-              [&] { must(kd_gpu_inner_sums(run->encoder, &j, &done, &err)); });
+    for (int64_t n : rows) {
+        char what[64];
+        if (n > T)
+            break;
+        j.T = n;
+        snprintf(what, sizeof what, "%lld rows, latents on the device", (long long)n);
+        time_call(what, (double)n * macs, peak,
+                  [&] { must(kd_gpu_inner_sums(run->encoder, &j, &done, &err)); });
+    }
     kd_gpu_latents_close(there);
     if (!done)
         printf("not done\n");
@@ -194,8 +203,9 @@ static void time_calls(const struct kd_run *run, bool fast, double peak)
     kd_hess_release(&h);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    const bool fast_only = argc > 1 && !strcmp(argv[1], "fast");
     const int index = 0;
     struct kd_gpu_encoder *e;
     struct kd_kern kern;
@@ -210,12 +220,18 @@ int main(void)
     must(kd_gpu_open(&g, 0, &err));
     const double peak = kd_gpu_facts(g)->sms * 256 * 1.98e-3;
     printf("%s, fp32 at 1.98 GHz %.1f TFLOP/s\n", kd_gpu_facts(g)->name, peak);
+    int bad = hold_products_alone();
+    if (argc > 1 && !strcmp(argv[1], "products"))
+        return bad != 0;
     must(kd_gpu_encoder_open(&e, &index, 1, 0, &err));
     const struct kd_run cpu = {&kern, NULL, NULL}, run = {&kern, NULL, e};
-    int bad = hold_bits(&cpu, &run) + hold_fast(&cpu, &run);
-    bad += time_chains(3584, 1024, 3072, 4, peak) + time_chains(7168, 1024, 4096, 8, peak) +
-           time_chains(3072, 256, 3584, 4, peak);
-    time_calls(&run, false, peak);
+    bad += hold_fast(&cpu, &run);
+    if (!fast_only) {
+        bad += hold_bits(&cpu, &run);
+        bad += time_chains(3584, 1024, 3072, 4, peak) + time_chains(7168, 1024, 4096, 8, peak) +
+               time_chains(3072, 256, 3584, 4, peak);
+        time_calls(&run, false, peak);
+    }
     time_calls(&run, true, 16 * peak); /* dense, of Hopper's own instructions */
     kd_gpu_encoder_close(e);
     kd_gpu_close(g);

@@ -129,6 +129,17 @@ KD_DEV void kd_load_matrices_turned(uint32_t r[4], const void *row)
 {
     kd_emulated_matrices(r, row, true);
 }
+KD_DEV uint32_t kd_bf16_pair(float low, float high)
+{
+    return kd_f32_bf16(low) | (uint32_t)kd_f32_bf16(high) << 16;
+}
+KD_DEV void kd_add_pair(float *to, float x, float y)
+{
+    if ((uintptr_t)to % 8)
+        abort();
+    to[0] += x;
+    to[1] += y;
+}
 KD_DEV int32_t kd_shuffle_int(int32_t x, int from)
 {
     uint32_t(*v)[8] = kd_emulated_words[kd_emulated.thread / 32];

@@ -3,6 +3,7 @@
  * without room the CPU does them, and a device that fails says so. */
 #define KD_CALIB_ROWS          128
 #define KD_CALIB_FAST_ROWS     128
+#define KD_CALIB_SEGMENT       64
 #define KD_CALIB_COLUMNS_BYTES (128 << 10)
 #define KD_STAGE_BYTES         (16 << 10)
 #include "gpu/emulate_encoder.h"
@@ -11,6 +12,7 @@
 #include "gpu/calib_expert.cu"
 #include "gpu/calib_fast.cu"
 #include "gpu/calib_inner.cu"
+#include "gpu/calib_wide.cu"
 
 #include "gpu/calib_check.h"
 
@@ -131,6 +133,8 @@ int main(void)
     bad += calib_hessian(&cpu, &run, 200, 90);
     bad += calib_expert_check(&cpu, &run, 128, 256, 150, true, true);
     bad += calib_expert_check(&cpu, &run, 128, 128, 140, false, false);
+    bad += hold_fast(&cpu, &run);
+    emulated_wide = true;
     bad += hold_fast(&cpu, &run);
     kd_gpu_encoder_close(e);
     bad += hold_no_room(&cpu);
