@@ -94,7 +94,8 @@ static const struct kd_opt opts[] = {
     KD_REMOTE_OPTS,
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "experts side by side, each takes memory (as many as keep threads or device busy, at most 64)",
+     "experts side by side, each takes memory (as many as keep threads or devices busy, 48 a "
+     "device)",
      .min = 1, .max = KD_FARM_LANES},
     KD_OPT_ROW_THREADS(&o.threads),
     {"farm", 0, KD_OPT_STR, &o.farm.url, "URL",
@@ -322,7 +323,7 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                         o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
-        w->job[i].lanes = kd_job_lanes(&w->run, &w->cfg, o.lanes);
+        w->job[i].lanes = kd_job_lanes(&w->job[i], o.lanes);
         w->jobs++;
         finished += w->job[i].finished && !w->job[i].swept;
     }
@@ -449,7 +450,6 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         for (int i = 0; i < count; i++) {
             struct kd_job j = {
                 .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
-            j.lanes = kd_job_lanes(&w->run, &w->cfg, o.lanes);
             j.T = w->text.rows * w->text.cols;
             j.block_T = kd_job_block_tokens(&w->text);
             j.recipe = kd_recipe_of(recipe_name());
@@ -457,6 +457,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
             if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
                 return -1;
+            j.lanes = kd_job_lanes(&j, o.lanes);
             print_plan(&j, kd_job_peak_bytes(&j, 1));
             print_device(&w->run, &j, 1, w->fast);
             kd_rates_release(&j.rates);

@@ -58,7 +58,7 @@ static const struct kd_opt opts[] = {
      "/tmp, the rows in memory where that has room)"},
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "experts side by side (as many as keep threads or device busy, at most 64)", .min = 1,
+     "experts side by side (as many as keep threads or devices busy, 48 a device)", .min = 1,
      .max = KD_FARM_LANES},
     KD_OPT_ROW_THREADS(&o.threads),
     {"json", 'j', KD_OPT_STR, &o.json, "FILE",
@@ -186,7 +186,7 @@ static int open_job(struct work *w, struct kd_err *err)
         return -1;
     w->job.stopped = stopped;
     w->job.by_layer = true;
-    w->job.lanes = kd_job_lanes(&w->run, &w->cfg, o.lanes);
+    w->job.lanes = kd_job_lanes(&w->job, o.lanes);
     if (!w->job.rates.expert_tensors)
         return kd_fail(err, KD_EUSAGE,
                        "%s: its experts cannot be encoded; is it made of codes already?",

@@ -25,9 +25,7 @@ static const struct kd_opt opts[] = {
     {"name", 0, KD_OPT_STR, &o.name, "NAME", "of this host in reports (its host name)"},
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "experts side by side, each takes memory (one for 16 threads; with --device cuda one a "
-     "thread, "
-     "at most 32)",
+     "experts side by side, each takes memory (one for 16 threads; with --device cuda 48)",
      .min = 1, .max = KD_WORKER_LANES},
     {"source", 0, KD_OPT_STR, &o.source, "SRC",
      "own copy of the checkpoint: weights are read there when their digest is right"},
@@ -89,7 +87,7 @@ static int lanes_of(const struct kd_run *run)
     enum { LANE_THREADS = 16 };
     int threads = kd_pool_threads(run->pool), n = (int)o.lanes;
     if (!n)
-        n = run->encoder ? threads : (threads + LANE_THREADS - 1) / LANE_THREADS;
+        n = run->encoder ? KD_WORKER_LANES : (threads + LANE_THREADS - 1) / LANE_THREADS;
     return n > KD_WORKER_LANES ? KD_WORKER_LANES : n;
 }
 

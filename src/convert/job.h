@@ -90,9 +90,9 @@ int kd_job_start(struct kd_job *j, struct kd_err *err) KD_MUST; /* the embedding
 int kd_job_layer(struct kd_job *j, int64_t layer, struct kd_err *err) KD_MUST;
 int kd_job_ends(struct kd_job *j, struct kd_err *err) KD_MUST;
 /* Experts side by side, each with its part of the pool's threads: `wish`, or when 0 as many as keep
- * the threads busy (a thread each with devices). 1 to KD_FARM_LANES, on the CPU at most the
- * threads. */
-int kd_job_lanes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int64_t wish);
+ * threads or devices busy and there is memory for. 1 to KD_FARM_LANES, on the CPU at most the
+ * threads. Asked once the rates are planned. */
+int kd_job_lanes(const struct kd_job *j, int64_t wish);
 /* Anonymous memory that these rates, made together, will need at most, in bytes: what is there now
  * included, so it is asked once all are open and none has begun. */
 int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count);

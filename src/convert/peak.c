@@ -15,6 +15,9 @@ enum { EXL3_TOKENS = 256, WAVE_PAIRS = 1024, EXPERT_BLOCK_ROWS = 512 };
 /* Tiles that a thread searches at once, and so many such pieces of a row of tiles a thread that its
  * threads are busy nearly all the time. */
 enum { PIECE_TILES = 4, PIECES = 3 };
+/* Experts side by side on a device: so many that its searches have full rounds while some of them
+ * are at their linear algebra, their Hessians or their files (docs/performance.md). */
+enum { DEVICE_LANES = 48 };
 /* What a device's driver takes of the host's memory as kernels are first used and copies staged. */
 enum { DRIVER_BYTES = 64 << 20 };
 
@@ -26,20 +29,6 @@ static int64_t most(int64_t a, int64_t b)
 static int64_t threads_of(const struct kd_job *j)
 {
     return kd_pool_threads(j->run->pool);
-}
-
-int kd_job_lanes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int64_t wish)
-{
-    int64_t threads = kd_pool_threads(run->pool);
-    int64_t narrow = cfg->latent < cfg->moe_inter ? cfg->latent : cfg->moe_inter;
-    int64_t busy = kd_exl3_pad(narrow) / KD_TILE / PIECE_TILES / PIECES, n = wish;
-    if (!cfg->experts)
-        return 1;
-    if (!n)
-        n = run->encoder || busy < 1 ? threads : (threads + busy - 1) / busy;
-    if (!run->encoder && n > threads)
-        n = threads;
-    return n > KD_FARM_LANES ? KD_FARM_LANES : (int)n;
 }
 
 static int64_t lanes_of(const struct kd_job *j)
@@ -177,20 +166,24 @@ static int64_t experts_forward(const struct kd_job *j, unsigned rate16)
     return most(latents, most(sum, compared));
 }
 
-/* Experts, one in each lane: gate and up from the layer's Hessian, then the inner rows' own for
- * down. */
-static int64_t expert(const struct kd_job *j, unsigned rate16)
+/* An expert in its lane: gate and up from the layer's Hessian, then the inner rows' own for down.
+ */
+static int64_t expert_alone(const struct kd_job *j, unsigned rate16, int64_t threads)
 {
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t inter = c->moe_inter, own = hessian(j, inter) * (j->set.weight_routed ? 2 : 1);
-    int64_t threads = lane_threads(j);
     int64_t codes = 2 * kd_exl3_pad(c->latent) * kd_exl3_pad(inter) * (int64_t)rate16 / 128;
     int64_t inner = own + 4 * EXPERT_BLOCK_ROWS * (c->latent + 4 * inter) +
                     products(threads, EXPERT_BLOCK_ROWS, c->latent, 1);
     int64_t down = hessian(j, inter) + quantizer(j, inter, c->latent, rate16, threads);
-    return hessian(j, c->latent) + samples(j, rate16) +
-           lanes_of(j) *
-               most(quantizer(j, c->latent, inter, rate16, threads), codes + most(inner, down));
+    return most(quantizer(j, c->latent, inter, rate16, threads), codes + most(inner, down));
+}
+
+/* Those of all lanes. */
+static int64_t expert(const struct kd_job *j, unsigned rate16)
+{
+    return hessian(j, j->cfg.latent) + samples(j, rate16) +
+           lanes_of(j) * expert_alone(j, rate16, lane_threads(j));
 }
 
 /* The layer's vectors and its kv_b, the table of its experts' units. */
@@ -330,6 +323,20 @@ static int64_t inner_on_device(const struct kd_job *j, unsigned rate16)
     return kd_gpu_inner_bytes(j->run->encoder, &inner);
 }
 
+/* What the experts' lanes share of a device's memory. */
+static int64_t shared_on_device(const struct kd_job *j)
+{
+    return latent_on_device(j) + 2 * j->T_hess * j->cfg.latent;
+}
+
+/* An expert's part of it: a tensor, or its inner rows. */
+static int64_t expert_on_device(const struct kd_job *j)
+{
+    int64_t trunk = 0, expert = 0;
+    device_bytes(j, &trunk, &expert);
+    return most(expert, inner_on_device(j, experts_rate(j)));
+}
+
 int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
 {
     int64_t peak = 0;
@@ -339,11 +346,8 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
         kd_gpu_encoder_facts(jobs[v].run->encoder, &f);
         device_bytes(&jobs[v], &trunk, &expert);
         int64_t lanes = (lanes_of(&jobs[v]) + f.devices - 1) / f.devices;
-        if (expert) {
-            expert = most(expert, inner_on_device(&jobs[v], experts_rate(&jobs[v])));
-            expert = latent_on_device(&jobs[v]) + 2 * jobs[v].T_hess * jobs[v].cfg.latent +
-                     lanes * expert;
-        }
+        if (expert)
+            expert = shared_on_device(&jobs[v]) + lanes * expert_on_device(&jobs[v]);
         trunk *= KD_JOB_BESIDE;
         peak = most(peak, most(most(trunk, stage_on_device(&jobs[v])), expert));
     }
@@ -359,4 +363,31 @@ int64_t kd_job_device_least(const struct kd_job *jobs, int count)
         least = most(least, most(trunk, latent_on_device(&jobs[v]) + expert));
     }
     return least;
+}
+
+/* As many as the devices like and have room for; beyond one for each thread only as many as half of
+ * this machine's free memory has room for. */
+static int64_t device_lanes(const struct kd_job *j)
+{
+    struct kd_gpu_encoder_facts f;
+    kd_gpu_encoder_facts(j->run->encoder, &f);
+    int64_t each = (f.memory_bytes - shared_on_device(j)) / most(1, expert_on_device(j));
+    int64_t lanes = f.devices * (each < 1 ? 1 : each < DEVICE_LANES ? each : DEVICE_LANES);
+    int64_t here =
+        most(threads_of(j), kd_mem_available_bytes() / 2 / expert_alone(j, experts_rate(j), 1));
+    return here < lanes ? here : lanes;
+}
+
+int kd_job_lanes(const struct kd_job *j, int64_t wish)
+{
+    const struct kd_k3_cfg *c = &j->cfg;
+    int64_t threads = threads_of(j), narrow = c->latent < c->moe_inter ? c->latent : c->moe_inter;
+    int64_t busy = kd_exl3_pad(narrow) / KD_TILE / PIECE_TILES / PIECES, n = wish;
+    if (!c->experts)
+        return 1;
+    if (!n)
+        n = j->run->encoder ? device_lanes(j) : busy < 1 ? threads : (threads + busy - 1) / busy;
+    if (!j->run->encoder && n > threads)
+        n = threads;
+    return n > KD_FARM_LANES ? KD_FARM_LANES : (int)n;
 }

@@ -20,7 +20,7 @@
 
 struct kd_farm;
 
-enum { KD_FARM_LANES = 64 };
+enum { KD_FARM_LANES = 512 };
 
 struct kd_farm_opts {
     const char *ledger; /* see kd_ledger_open */

@@ -9,7 +9,7 @@
 
 #include "farm/task.h"
 
-enum { KD_WORKER_LANES = 32 };
+enum { KD_WORKER_LANES = 48 };
 
 struct kd_worker_opts {
     const char *url;       /* NULL: the join file's */

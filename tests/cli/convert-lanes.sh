@@ -29,7 +29,7 @@ make four "4 experts at a time, 1 threads each" --threads 4
 make two "2 experts at a time, 1.5 threads each" --threads 3 --lanes 2
 make many "3 experts at a time, 1 threads each" --threads 3 --lanes 64
 code=0
-"$KONDENSE" convert "$work/src" "$work/none" $args --lanes 65 2>"$work/err" || code=$?
+"$KONDENSE" convert "$work/src" "$work/none" $args --lanes 513 2>"$work/err" || code=$?
 test $code -eq 2 && grep -q -- --lanes "$work/err"
 
 kill_when "$work/killed" '.work/*/*.unit' "$KONDENSE" convert "$work/src" "$work/killed" $args --threads 4 --lanes 4
