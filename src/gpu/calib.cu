@@ -115,7 +115,7 @@ int open_own(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, int device, bool
 {
     const int64_t bytes = t->bytes;
 
-    *room = kd_encode_hold(e, device, 1, bytes);
+    *room = kd_encode_hold(e, device, 1, bytes, false);
     if (!*room) {
         t->bytes = 0;
         return 0;
@@ -365,7 +365,7 @@ extern "C" bool kd_gpu_calib_is_fast(const struct kd_gpu_encoder *e)
 extern "C" bool kd_gpu_calib_hold(struct kd_gpu_encoder *e, int64_t bytes, int *index)
 {
     *index = kd_encode_device_index(e, 0);
-    return kd_encode_hold(e, 0, 1, bytes);
+    return kd_encode_hold(e, 0, 1, bytes, true);
 }
 
 extern "C" void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes)
@@ -403,7 +403,7 @@ extern "C" int kd_gpu_latents_open(struct kd_gpu_latents **out, struct kd_gpu_en
     struct kd_gpu_latents *l;
 
     *out = NULL;
-    if (!kd_encode_hold(e, 0, count, 2 * T * latent))
+    if (!kd_encode_hold(e, 0, count, 2 * T * latent, false))
         return 0;
     if (kd_mem_zero(&l, 1, sizeof *l, "latents on a device", err)) {
         kd_encode_let_go(e, 0, count, 2 * T * latent);

@@ -254,7 +254,7 @@ extern "C" int kd_gpu_routed_add(struct kd_gpu_routed *r, const struct kd_gpu_so
     if (!is_expert(w) || w[0].cols != r->latent || w[2].rows != r->latent)
         return 0;
     const int64_t bytes = s.take(w, count, fast, NULL);
-    if (!kd_encode_hold(r->e, r->device, 1, bytes))
+    if (!kd_encode_hold(r->e, r->device, 1, bytes, false))
         return 0;
     int rc = kd_gpu_tensor_here(t, err) ||
              kd_gpu_failed(cudaMallocAsync((void **)&memory, (size_t)bytes, t->stream), err,

@@ -606,13 +606,14 @@ void kd_encode_give_room(struct kd_gpu_tensor *t)
     pthread_mutex_unlock(&d->owner->lock);
 }
 
-bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes)
+bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes, bool briefly)
 {
     bool room = true;
     pthread_mutex_lock(&e->lock);
     for (int i = first; i < first + count; i++) {
         const struct kd_encode_device *d = &e->dev[i];
-        room &= d->held + bytes <= d->budget / HELD_SHARE && d->used + bytes <= d->budget;
+        room &= briefly || d->held + bytes <= d->budget / HELD_SHARE;
+        room &= d->used + bytes <= d->budget;
     }
     for (int i = first; i < first + count && room; i++) {
         struct kd_encode_device *d = &e->dev[i];
@@ -682,7 +683,7 @@ extern "C" int kd_gpu_square_open(struct kd_gpu_square **out, struct kd_gpu_enco
     s->e = e;
     s->k = k;
     s->bytes = 4 * k * k;
-    if (!kd_encode_hold(e, 0, e->count, s->bytes)) {
+    if (!kd_encode_hold(e, 0, e->count, s->bytes, false)) {
         kd_mem_free(s);
         return 0;
     }

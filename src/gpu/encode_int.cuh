@@ -115,9 +115,10 @@ int kd_encode_space_open(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, stru
 void kd_encode_space_close(struct kd_gpu_tensor *t);
 /* Its memory, stream and event alone. */
 void kd_gpu_tensor_end(struct kd_gpu_tensor *t);
-/* Memory of devices first .. first + count - 1 for what stays (some part of it at most): false, or
- * it is taken of each until it is given back. */
-bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
+/* Memory of devices first .. first + count - 1 for what stays (some part of it at most), or
+ * `briefly`, while nobody waits for a tensor's: false, or it is taken of each until it is given
+ * back. */
+bool kd_encode_hold(struct kd_gpu_encoder *e, int first, int count, int64_t bytes, bool briefly);
 void kd_encode_let_go(struct kd_gpu_encoder *e, int first, int count, int64_t bytes);
 int kd_encode_devices(const struct kd_gpu_encoder *e);
 /* kd_gpu_encoder_calibrate's FAST. */
