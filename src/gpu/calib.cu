@@ -110,6 +110,22 @@ int add_rows(cudaStream_t stream, const float *x, int64_t S, int64_t k, float *h
     return kd_gpu_tn_launch(stream, &j, err);
 }
 
+/* A stream of its own. */
+static int open_stream(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, int device,
+                       struct kd_err *err)
+{
+    t->dev = kd_encode_device_at(e, device);
+    t->index = kd_encode_device_index(e, device);
+    return kd_gpu_tensor_here(t, err) ||
+                   kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, 0),
+                                 err, "a stream") ||
+                   kd_gpu_failed(cudaEventCreateWithFlags(&t->done, cudaEventBlockingSync |
+                                                                        cudaEventDisableTiming),
+                                 err, "an event")
+               ? -1
+               : 0;
+}
+
 int open_own(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, int device, bool *room,
              struct kd_err *err)
 {
@@ -120,14 +136,7 @@ int open_own(struct kd_gpu_tensor *t, struct kd_gpu_encoder *e, int device, bool
         t->bytes = 0;
         return 0;
     }
-    t->dev = kd_encode_device_at(e, device);
-    t->index = kd_encode_device_index(e, device);
-    return kd_gpu_tensor_here(t, err) ||
-                   kd_gpu_failed(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, 0),
-                                 err, "a stream") ||
-                   kd_gpu_failed(cudaEventCreateWithFlags(&t->done, cudaEventBlockingSync |
-                                                                        cudaEventDisableTiming),
-                                 err, "an event") ||
+    return open_stream(t, e, device, err) ||
                    kd_gpu_failed(cudaMallocAsync((void **)&t->memory, (size_t)bytes, t->stream),
                                  err, "device memory for sums")
                ? -1
@@ -371,6 +380,56 @@ extern "C" bool kd_gpu_calib_hold(struct kd_gpu_encoder *e, int64_t bytes, int *
 extern "C" void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes)
 {
     kd_encode_let_go(e, 0, 1, bytes);
+}
+
+struct kd_gpu_ferry {
+    struct kd_gpu_tensor t; /* its device's index and a stream */
+};
+
+extern "C" int kd_gpu_ferry_open(struct kd_gpu_ferry **out, struct kd_gpu_encoder *e,
+                                 struct kd_err *err)
+{
+    *out = NULL;
+    if (kd_mem_zero(out, 1, sizeof **out, "copies", err))
+        return -1;
+    if (open_stream(&(*out)->t, e, 0, err)) {
+        kd_gpu_ferry_close(*out);
+        *out = NULL;
+        return -1;
+    }
+    return 0;
+}
+
+extern "C" void kd_gpu_ferry_close(struct kd_gpu_ferry *f)
+{
+    if (!f)
+        return;
+    kd_gpu_tensor_end(&f->t);
+    kd_mem_free(f);
+}
+
+extern "C" int kd_gpu_ferry_up(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                               struct kd_err *err)
+{
+    return kd_gpu_tensor_here(&f->t, err) ||
+                   kd_gpu_tensor_copy(&f->t, to, from, bytes, cudaMemcpyHostToDevice, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_ferry_down(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                                 struct kd_err *err)
+{
+    return kd_gpu_tensor_here(&f->t, err) ||
+                   kd_gpu_tensor_copy(&f->t, to, from, bytes, cudaMemcpyDeviceToHost, err) ||
+                   kd_gpu_tensor_settle(&f->t, err)
+               ? -1
+               : 0;
+}
+
+extern "C" int kd_gpu_ferry_wait(struct kd_gpu_ferry *f, struct kd_err *err)
+{
+    return kd_gpu_tensor_here(&f->t, err) || kd_gpu_tensor_settle(&f->t, err) ? -1 : 0;
 }
 
 extern "C" int kd_gpu_sums_take(struct kd_gpu_sums *s, float *h, struct kd_err *err)

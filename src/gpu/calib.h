@@ -96,5 +96,17 @@ bool kd_gpu_calib_is_fast(const struct kd_gpu_encoder *e);
  * gpu/gpu.h; false: there is too little. */
 bool kd_gpu_calib_hold(struct kd_gpu_encoder *e, int64_t bytes, int *index);
 void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes);
+/* Copies of many bytes between ordinary memory and that device, by several threads at once. Up:
+ * `from` has been read when it returns, kd_gpu_ferry_wait until all is there. Down: what lies on
+ * the device must be there already; all is here when it returns. */
+struct kd_gpu_ferry;
+int kd_gpu_ferry_open(struct kd_gpu_ferry **out, struct kd_gpu_encoder *e,
+                      struct kd_err *err) KD_MUST;
+void kd_gpu_ferry_close(struct kd_gpu_ferry *f);
+int kd_gpu_ferry_up(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                    struct kd_err *err) KD_MUST;
+int kd_gpu_ferry_down(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                      struct kd_err *err) KD_MUST;
+int kd_gpu_ferry_wait(struct kd_gpu_ferry *f, struct kd_err *err) KD_MUST;
 
 #endif

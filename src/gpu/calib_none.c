@@ -191,4 +191,38 @@ void kd_gpu_calib_let_go(struct kd_gpu_encoder *e, int64_t bytes)
     (void)bytes;
 }
 
+int kd_gpu_ferry_open(struct kd_gpu_ferry **out, struct kd_gpu_encoder *e, struct kd_err *err)
+{
+    (void)e;
+    *out = NULL;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+void kd_gpu_ferry_close(struct kd_gpu_ferry *f)
+{
+    (void)f;
+}
+
+int kd_gpu_ferry_up(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                    struct kd_err *err)
+{
+    (void)f;
+    (void)to;
+    (void)from;
+    (void)bytes;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
+int kd_gpu_ferry_down(struct kd_gpu_ferry *f, void *to, const void *from, int64_t bytes,
+                      struct kd_err *err)
+{
+    return kd_gpu_ferry_up(f, to, from, bytes, err);
+}
+
+int kd_gpu_ferry_wait(struct kd_gpu_ferry *f, struct kd_err *err)
+{
+    (void)f;
+    return kd_fail(err, KD_ENOTSUP, "this kondense was built without CUDA");
+}
+
 /* NOLINTEND(readability-non-const-parameter) */

@@ -8,6 +8,7 @@
 
 struct kd_k3_calib {
     struct kd_gpu_encoder *encoder;
+    struct kd_gpu_ferry *ferry;
     int64_t held; /* bytes of it */
     struct kd_k3_model m;
     struct kd_k3_device d; /* of one layer, without ends, experts and sequences */
@@ -21,7 +22,7 @@ struct kd_k3_calib {
     void **page;            /* [segs][pages] */
     float *states;          /* [segs][kda_floats] */
     unsigned char *cache;   /* [segs][pages][page] */
-    uint16_t *raw;          /* [rows][hidden] */
+    uint16_t *raw;          /* [banks + 1][rows][hidden], as stored */
     int32_t *bad;
 };
 
@@ -47,7 +48,7 @@ static int64_t lay_out(struct kd_k3_calib *c, unsigned char *base)
     c->page = part(base, &at, c->segs * pages * (int64_t)sizeof *c->page);
     c->states = part(base, &at, c->segs * c->d.kda_floats * 4);
     c->cache = part(base, &at, c->segs * pages * kd_k3_device_page_bytes(&c->d));
-    c->raw = part(base, &at, 2 * rows * c->m.cfg.hidden);
+    c->raw = part(base, &at, 2 * (kd_k3_banks(&c->m.cfg) + 1) * rows * c->m.cfg.hidden);
     c->bad = part(base, &at, sizeof *c->bad);
     return at;
 }
@@ -113,7 +114,8 @@ static int send_batch(struct kd_k3_calib *c, struct kd_err *err)
 static int open_parts(struct kd_k3_calib *c, struct kd_err *err)
 {
     int64_t bytes = lay_out(c, NULL), parts;
-    if (kd_gpu_open(&c->d.g, c->d.index, err) || kd_k3_device_load_trunk(&c->d, 0, NULL, err) ||
+    if (kd_gpu_ferry_open(&c->ferry, c->encoder, err) || kd_gpu_open(&c->d.g, c->d.index, err) ||
+        kd_k3_device_load_trunk(&c->d, 0, NULL, err) ||
         kd_gpu_alloc(c->d.g, &c->d.work_memory, kd_k3_device_work_bytes(&c->d), "work space",
                      err) ||
         kd_gpu_alloc(c->d.g, &c->memory, bytes, "a block of rows", err))
@@ -165,6 +167,7 @@ void kd_k3_calib_close(struct kd_k3_calib *c)
         kd_gpu_release(c->d.g, c->memory);
     }
     kd_gpu_close(c->d.g);
+    kd_gpu_ferry_close(c->ferry);
     kd_gpu_calib_let_go(c->encoder, c->held);
     kd_mem_free(c);
 }
@@ -196,16 +199,11 @@ int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int
 
 /* ---- the stages ---- */
 
-/* `to` = stored rows. */
-static int widen(struct kd_k3_calib *c, bool bf16, const void *from, float *to, struct kd_err *err)
+/* Device memory, which must be there, to the host. */
+static int fetch(struct kd_k3_calib *c, void *to, const void *from, int64_t bytes,
+                 struct kd_err *err)
 {
-    int64_t hidden = c->m.cfg.hidden, n = c->at.b.rows * hidden;
-    if (!bf16)
-        return kd_gpu_upload(c->d.g, to, from, 4 * n, err);
-    return kd_gpu_upload(c->d.g, c->raw, from, 2 * n, err) ||
-                   kd_gpu_k3_embed(c->d.g, &c->at.b, c->raw, true, hidden, to, err)
-               ? -1
-               : 0;
+    return kd_gpu_wait(c->d.g, err) || kd_gpu_ferry_down(c->ferry, to, from, bytes, err) ? -1 : 0;
 }
 
 /* Stored rows = x, which becomes what is stored. */
@@ -213,25 +211,30 @@ static int store(struct kd_k3_calib *c, bool bf16, float *x, void *to, struct kd
 {
     int64_t n = c->at.b.rows * c->m.cfg.hidden;
     if (!bf16)
-        return kd_gpu_download(c->d.g, to, x, 4 * n, err);
-    return kd_gpu_k3_round(c->d.g, x, n, c->raw, err) ||
-                   kd_gpu_download(c->d.g, to, c->raw, 2 * n, err)
-               ? -1
-               : 0;
+        return fetch(c, to, x, 4 * n, err);
+    return kd_gpu_k3_round(c->d.g, x, n, c->raw, err) || fetch(c, to, c->raw, 2 * n, err) ? -1 : 0;
 }
 
 int kd_k3_calib_stream(struct kd_k3_calib *c, const struct kd_k3_stored *s, int64_t T,
                        struct kd_err *err)
 {
     const struct kd_k3_device_work *w = &c->d.w;
-    int64_t hidden = c->m.cfg.hidden;
+    int64_t hidden = c->m.cfg.hidden, n = T * hidden;
     c->at.b.rows = T;
     c->at.b.segs = T / c->cols;
     c->at.banks = (int)s->banks;
-    if (widen(c, s->bf16, s->p, w->p, err))
+    /* Nobody is at work on the device: what the stage before left has been looked at. */
+    for (int64_t b = -1; b < s->banks; b++) {
+        const void *from = b < 0 ? s->p : s->bank[b];
+        void *to = s->bf16 ? (void *)(c->raw + (b + 1) * n) : b < 0 ? w->p : w->bank + b * n;
+        if (kd_gpu_ferry_up(c->ferry, to, from, (s->bf16 ? 2 : 4) * n, err))
+            return -1;
+    }
+    if (kd_gpu_ferry_wait(c->ferry, err))
         return -1;
-    for (int64_t b = 0; b < s->banks; b++)
-        if (widen(c, s->bf16, s->bank[b], w->bank + b * T * hidden, err))
+    for (int64_t b = -1; s->bf16 && b < s->banks; b++)
+        if (kd_gpu_k3_embed(c->d.g, &c->at.b, c->raw + (b + 1) * n, true, hidden,
+                            b < 0 ? w->p : w->bank + b * n, err))
             return -1;
     return 0;
 }
@@ -308,7 +311,7 @@ int kd_k3_calib_latents(struct kd_k3_calib *c, uint16_t *z, int32_t *ids, float 
     return kd_k3_device_mul(&c->at, 0, KD_K3_LATENT_IN, err) ||
                    kd_k3_device_route(&c->at, 0, topk, 0, err) ||
                    kd_gpu_k3_round(c->d.g, w->latent, n, rounded, err) ||
-                   kd_gpu_download(c->d.g, z, rounded, 2 * n, err) ||
+                   fetch(c, z, rounded, 2 * n, err) ||
                    kd_gpu_download(c->d.g, ids, w->ids, 4 * T * topk, err) ||
                    kd_gpu_download(c->d.g, weight, w->weight, 4 * T * topk, err)
                ? -1
@@ -320,8 +323,9 @@ int kd_k3_calib_latent_out(struct kd_k3_calib *c, const float *u, int64_t T, str
 {
     c->at.b.rows = T;
     rows_are(c, c->d.w.u, c->m.cfg.latent, x);
-    return kd_gpu_upload(c->d.g, c->d.w.u, u, 4 * T * c->m.cfg.latent, err) ||
-                   kd_k3_device_latent_norm(&c->at, 0, err)
+    return kd_gpu_wait(c->d.g, err) ||
+                   kd_gpu_ferry_up(c->ferry, c->d.w.u, u, 4 * T * c->m.cfg.latent, err) ||
+                   kd_gpu_ferry_wait(c->ferry, err) || kd_k3_device_latent_norm(&c->at, 0, err)
                ? -1
                : 0;
 }
@@ -356,5 +360,5 @@ int kd_k3_calib_check(struct kd_k3_calib *c, const struct kd_k3_rows *x, bool *f
 int kd_k3_calib_fetch(struct kd_k3_calib *c, const struct kd_k3_rows *x, float *to,
                       struct kd_err *err)
 {
-    return kd_gpu_download(c->d.g, to, x->x, 4 * x->T * x->width, err);
+    return fetch(c, to, x->x, 4 * x->T * x->width, err);
 }
