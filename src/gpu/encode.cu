@@ -261,16 +261,15 @@ static int after_search(struct kd_encode_device *d, const struct kd_encode_plan 
     if (kd_gpu_failed(cudaGetLastError(), err, "after the search"))
         return -1;
     /* The rows above a finished span get its errors. */
+    struct kd_gpu_tn_job tn[KD_ENCODE_JOBS];
     for (int i = 0; i < p->span_count; i++) {
         const struct kd_encode_job *j = p->spans[i];
         const struct kd_encode_part *q = &j->part;
         const int64_t span = j->row + KD_TILE;
-        const struct kd_gpu_tn_job tn = {q->l + span * q->k, q->e, q->t, q->k,  q->n, q->n,
-                                         KD_ENCODE_SPAN,     span, q->n, false, false};
-        if (kd_gpu_tn_launch(s, &tn, err))
-            return -1;
+        tn[i] = {q->l + span * q->k, q->e, q->t, q->k,  q->n, q->n,
+                 KD_ENCODE_SPAN,     span, q->n, false, false};
     }
-    return 0;
+    return kd_gpu_tn_launch_all(s, tn, p->span_count, err);
 }
 
 /* A search fills every multiprocessor that it has for milliseconds, and chains of small kernels

@@ -16,5 +16,8 @@ struct kd_gpu_tn_job {
 
 /* Asynchronous on `stream`. */
 int kd_gpu_tn_launch(cudaStream_t stream, const struct kd_gpu_tn_job *j, struct kd_err *err);
+/* Products that have nothing to do with each other, side by side; all sums, no `upper`. */
+int kd_gpu_tn_launch_all(cudaStream_t stream, const struct kd_gpu_tn_job *j, int count,
+                         struct kd_err *err);
 
 #endif
