@@ -5,7 +5,7 @@
 #include "cmd/cmd.h"
 #include "cmd/device.h"
 #include "cmd/model_device.h"
-#include "gpu/gpu.h"
+#include "gpu/graph.h"
 #include "gpu/product.h"
 
 #include <stdio.h>
@@ -154,7 +154,14 @@ int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err)
 
 /* ---- decode ---- */
 
-enum { MATS = 64, ROWS_MAX = 64, X_FLOATS = 16384, EXPERTS = 64, TOP = 16 };
+enum {
+    MATS = 64,
+    ROWS_MAX = 64,
+    X_FLOATS = 16384,
+    EXPERTS = 64,
+    TOP = 16,
+    CALLS = 32 /* that are recorded as one, so that none waits for the host */
+};
 
 struct decode_on {
     const struct kd_bench *b;
@@ -168,31 +175,42 @@ struct decode_on {
     struct kd_gpu_experts *experts;
     struct kd_gpu_experts_call call;
     int32_t *ids; /* [EXPERTS / TOP][TOP] on the device: lists that share no expert */
+    struct kd_gpu_graph *graph;
 };
 
-static int multiply_on(void *ctx, int64_t n, struct kd_err *err)
+static int multiply_on(struct decode_on *d, struct kd_err *err)
 {
-    struct decode_on *d = ctx;
-    for (int64_t i = 0; i < n; i++) {
-        const struct kd_gpu_mat *w = &d->mat[d->next++ % d->mats];
-        const struct kd_gpu_job job = {w, d->x, w->cols, d->y, w->rows};
-        if (kd_cmd_stop)
-            return kd_fail(err, KD_ECANCEL, "stopped");
-        if (kd_gpu_mul(d->g, KD_GPU_FAST, &job, 1, d->T, d->scratch, d->scratch_bytes, err))
-            return -1;
-    }
-    return kd_gpu_wait(d->g, err);
+    const struct kd_gpu_mat *w = &d->mat[d->next++ % d->mats];
+    const struct kd_gpu_job job = {w, d->x, w->cols, d->y, w->rows};
+    return kd_gpu_mul(d->g, KD_GPU_FAST, &job, 1, d->T, d->scratch, d->scratch_bytes, err);
 }
 
-static int experts_on(void *ctx, int64_t n, struct kd_err *err)
+static int experts_on(struct decode_on *d, struct kd_err *err)
+{
+    struct kd_gpu_experts_call c = d->call;
+    c.ids = d->ids + d->next++ % (EXPERTS / TOP) * TOP;
+    return kd_gpu_experts_mul(d->experts, KD_GPU_FAST, &c, err);
+}
+
+static int record_on(struct decode_on *d, int (*call)(struct decode_on *, struct kd_err *),
+                     struct kd_err *err)
+{
+    if (kd_gpu_graph_begin(d->g, err))
+        return -1;
+    for (int i = 0; i < CALLS; i++)
+        if (call(d, err)) {
+            kd_gpu_graph_cancel(d->g);
+            return -1;
+        }
+    return kd_gpu_graph_end(d->g, &d->graph, err);
+}
+static int replay_on(void *ctx, int64_t n, struct kd_err *err)
 {
     struct decode_on *d = ctx;
     for (int64_t i = 0; i < n; i++) {
-        struct kd_gpu_experts_call c = d->call;
-        c.ids = d->ids + d->next++ % (EXPERTS / TOP) * TOP;
         if (kd_cmd_stop)
             return kd_fail(err, KD_ECANCEL, "stopped");
-        if (kd_gpu_experts_mul(d->experts, KD_GPU_FAST, &c, err))
+        if (kd_gpu_graph_run(d->g, d->graph, err))
             return -1;
     }
     return kd_gpu_wait(d->g, err);
@@ -200,11 +218,15 @@ static int experts_on(void *ctx, int64_t n, struct kd_err *err)
 
 /* One figure: `weights` weights of `bytes` bytes a call. */
 static int put_on(struct decode_on *d, const char *name, double rate, double weights, double bytes,
-                  int (*work)(void *, int64_t, struct kd_err *), struct kd_err *err)
+                  int (*call)(struct decode_on *, struct kd_err *), struct kd_err *err)
 {
     const struct kd_bench *b = d->b;
     struct kd_series s;
-    if (kd_bench_series(b, work, d, weights * 1e-9, &s, err))
+    if (record_on(d, call, err))
+        return -1;
+    int rc = kd_bench_series(b, replay_on, d, CALLS * weights * 1e-9, &s, err);
+    kd_gpu_graph_free(d->graph);
+    if (rc)
         return -1;
     double speed = kd_series_median(&s), us = weights / speed * 1e-3;
     double share = bytes / us * 1e-3 / d->copy_gb_s;

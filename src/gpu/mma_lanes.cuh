@@ -76,8 +76,8 @@ KD_DEV uint32_t kd_bf16_pair(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-/* to[0] += x, to[1] += y, in device memory; `to` at a multiple of 8 bytes, which nobody else reads or
- * writes meanwhile. */
+/* to[0] += x, to[1] += y, in device memory; `to` at a multiple of 8 bytes, which nobody else reads
+ * or writes meanwhile. */
 KD_DEV void kd_add_pair(float *to, float x, float y)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -113,6 +113,10 @@ KD_DEV uint32_t kd_warp_max(uint32_t x)
 {
     return __reduce_max_sync(0xffffffffu, x);
 }
+KD_DEV int32_t kd_warp_sum(int32_t x)
+{
+    return __reduce_add_sync(0xffffffffu, x);
+}
 /* *to += x, in shared memory; any number of threads at a time. Returns what it was. */
 KD_DEV int32_t kd_shared_add(int32_t *to, int32_t x)
 {
@@ -140,9 +144,19 @@ template <class T> KD_DEV T kd_load_const(const T *from)
     return __ldg(from);
 }
 /* Values that other blocks of this launch wrote. */
-KD_DEV float kd_load_fresh(const float *from)
+KD_DEV float4 kd_load_fresh(const float *from)
 {
-    return __ldcg(from);
+    return __ldcg((const float4 *)from);
+}
+/* a / b, correctly rounded, for 1 <= b < 2 and a from 1 to 2^30: without a call, as there is in the
+ * compiler's division. */
+KD_DEV float kd_div_near_one(float a, float b)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = __fmaf_rn(__fmaf_rn(-b, r, 1.0f), r, r);
+    const float q = __fmul_rn(a, r), better = __fmaf_rn(__fmaf_rn(-b, q, a), r, q);
+    return __fmaf_rn(__fmaf_rn(-b, better, a), r, better);
 }
 KD_DEV int32_t kd_round_int(float x)
 {

@@ -7,17 +7,18 @@ namespace
 using namespace kd_exl3;
 
 enum {
-    COUNTERS = 65536,           /* at the start of scratch */
-    SUMS_BYTES = 39 << 10,      /* of a task's sums in shared memory, at most */
-    SUMS_BYTES_WIDE = 24 << 10, /* the same, of more than 8 rows, whose activations need more */
-    SHARED_MOST = 99 << 10,     /* what every device gives a block */
-    ROWS_MOST = 1 << 20,        /* of a product; kernels count in 32 bits */
+    COUNTERS = 65536,       /* at the start of scratch */
+    SUMS_BYTES = 39 << 10,  /* of a task's sums in shared memory, at most */
+    SHARED_MOST = 99 << 10, /* what every device gives a block */
+    ROWS_MOST = 1 << 20,    /* of a product; kernels count in 32 bits */
     KEYS = KD_GPU_MAT_EXL3 + 2
 };
 
 int most_units(const struct kd_gpu_plan *p)
 {
-    return (p->rows > 8 ? (int)SUMS_BYTES_WIDE : (int)SUMS_BYTES) / (4 * ROW_STRIDE * p->rows);
+    const int64_t left = SHARED_MOST - kd_gpu_plan_shared(p, WARPS, 0);
+
+    return (int)((left < SUMS_BYTES ? left : (int)SUMS_BYTES) / (4 * ROW_STRIDE * p->rows));
 }
 
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
@@ -62,14 +63,15 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
         j->sums = floats;
         j->counter = (int32_t)counters;
         j->first = a.tasks;
-        const struct cut c = cut_of(j->w.ins);
-        const int units = j->w.outs * UNITS;
-        j->ranges = kd_gpu_ranges(&p, c.chunks * p.groups, units,
-                                  p.slots * ((double)w->rows_padded * w->cols_padded / work));
-        a.tasks += c.chunks * p.groups * j->ranges;
+        const int units = j->w.outs * UNITS, each = j->w.cut.chunks * p.groups;
+        j->units =
+            spread_of(kd_gpu_ranges(&p, each, units,
+                                    p.slots * ((double)w->rows_padded * w->cols_padded / work)),
+                      units);
+        a.tasks += each * j->units.ranges;
         floats += job_floats(w, rows);
         counters += (int64_t)p.groups * j->w.outs;
-        const int64_t s = kd_gpu_plan_shared(&p, c.warps, (units + j->ranges - 1) / j->ranges);
+        const int64_t s = kd_gpu_plan_shared(&p, j->w.cut.warps, spread_most(j->units));
         shared = s > shared ? s : shared;
     }
     if (counters > COUNTERS)
@@ -168,9 +170,9 @@ int kd_gpu_launch(struct kd_gpu *g, const void *kernel, int64_t blocks, int thre
     c.attrs = &early;
     c.numAttrs = 1;
     if (shared > 48 << 10 &&
-        kd_gpu_failed(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_MOST),
-            err, what))
+        kd_gpu_failed(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           shared > SHARED_MOST ? (int)shared : (int)SHARED_MOST),
+                      err, what))
         return -1;
     return kd_gpu_failed(cudaLaunchKernelExC(&c, kernel, arguments), err, what);
 }

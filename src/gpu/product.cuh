@@ -43,12 +43,26 @@ static inline kd_exl3::matrix kd_gpu_matrix(const struct kd_gpu_mat *m)
             (int32_t)(m->cols_padded / kd_codes::SIDE),
             (int32_t)(m->rows_padded / kd_codes::SIDE),
             (int32_t)kd_rate_to16(m->rate),
-            (int32_t)m->cb};
+            (int32_t)m->cb,
+            kd_exl3::cut_of((int)(m->cols_padded / kd_codes::SIDE))};
 }
 static inline kd_plain::matrix kd_gpu_plain_matrix(const struct kd_gpu_mat *m)
 {
     return {(const uint8_t *)m->data,    m->scale,         kd_gpu_row_bytes(m->type, m->cols),
             kd_gpu_scale_bytes(m->cols), (int32_t)m->rows, (int32_t)m->cols};
+}
+
+/* An expert's, of which only those of its type are there: others have no inputs to cut. */
+static inline kd_experts::entry kd_gpu_expert(const struct kd_gpu_mat m[3])
+{
+    kd_experts::entry e = {};
+
+    for (int i = 0; i < 3; i++)
+        if (m[i].type == KD_GPU_MAT_EXL3)
+            e.exl3[i] = kd_gpu_matrix(&m[i]);
+        else
+            e.plain[i] = kd_gpu_plain_matrix(&m[i]);
+    return e;
 }
 
 /* What is common to the tasks of one launch with EXL3 matrices. */

@@ -22,9 +22,9 @@ namespace kd_exl3
 {
 
 enum {
-    RING = 40,      /* words that a lane has on their way: units of some rate */
-    RING_UNITS = 4, /* and at most so many */
-    CHUNKS_READ = 8 /* that are loaded at once */
+    RING = 40,       /* words that a lane has on their way: units of some rate */
+    RING_UNITS = 4,  /* and at most so many */
+    CHUNKS_READ = 12 /* that are loaded at once */
 };
 
 /* Words of a unit in the ring: its own, its bytes', the tail of the unit before. */
@@ -38,11 +38,11 @@ KD_HD static constexpr int ring_units(int rate16)
 }
 
 /* The head of a block's shared memory. Behind it: packed activations, of every warp's block of
- * inputs; rings, of every warp; rotated activations [rows][warps * 128]; sums, which take the place
- * of the rotated activations where those are packed. */
+ * inputs; rings, of every warp; where activations are not packed, rotated ones [rows][warps * 128];
+ * sums. */
 struct alignas(16) shared_head {
     uint32_t most[GROUP][WARPS]; /* largest magnitude, as bits: NaN is above infinity */
-    int32_t total[GROUP][WARPS]; /* of the rounded activations */
+    int32_t total[GROUP][WARPS]; /* of the rounded activations, as the mode has it */
     int32_t whole[64];           /* blocks of outputs that this block finishes */
     int32_t wholes;
     int32_t job, group; /* of the task; its place in the launch */
@@ -51,13 +51,8 @@ struct alignas(16) shared_head {
 /* packed: a mode's */
 KD_HD static inline int64_t shared_bytes(int packed, int rows, int warps, int units)
 {
-    const int64_t rotated = 4ll * (packed && rows > PART ? (int)PART : rows) * warps * SIDE,
-                  sums = 4ll * rows * units * ROW_STRIDE;
-
     return (int64_t)sizeof(shared_head) + 4ll * packed * warps + 128ll * RING * WARPS +
-           (!packed          ? rotated + sums
-            : rotated > sums ? rotated
-                             : sums);
+           (packed ? 0 : 4ll * rows * warps * SIDE) + 4ll * rows * units * ROW_STRIDE;
 }
 
 /* The parts of a block's shared memory. */
@@ -72,7 +67,7 @@ template <class MODE> KD_DEV struct parts parts_of(unsigned char *memory)
 {
     shared_head *head = (shared_head *)memory;
     const task &k = head->k;
-    const struct cut c = cut_of(k.w.ins);
+    const struct cut c = k.w.cut;
     const int left = k.w.ins - k.chunk * c.warps;
     uint32_t *packed = (uint32_t *)(memory + sizeof *head), *ring = packed + MODE::packed * c.warps;
     float *rotated = (float *)(ring + 32 * RING * WARPS);
@@ -124,19 +119,19 @@ struct reader {
 KD_DEV const uint32_t *codes_at(const task &k, int rate16, int block, int unit)
 {
     return k.w.codes +
-           ((int64_t)(k.chunk * cut_of(k.w.ins).warps + block) * k.w.outs + unit / UNITS) * 32 *
-               rate16;
+           ((int64_t)(k.chunk * k.w.cut.warps + block) * k.w.outs + unit / UNITS) * 32 * rate16;
 }
 KD_DEV void fetch_next(int rate16, bool fresh, struct reader *o, uint32_t *to, int lane)
 {
     if (o->left > 0) {
-        if (fresh || o->unit % UNITS == 0)
+        const int unit = o->unit & (UNITS - 1);
+        if (fresh || unit == 0)
             kd_copy4(to + (ring_words(rate16) - 1) * 32 + lane,
-                     o->from + (o->unit + 3) % UNITS * (rate16 / 4) * 32 + lane * 4);
-        fetch_unit(o->from, rate16, o->unit % UNITS, to, lane);
+                     o->from + ((unit + 3) & (UNITS - 1)) * (rate16 / 4) * 32 + lane * 4);
+        fetch_unit(o->from, rate16, unit, to, lane);
         o->left--;
         o->unit++;
-        if (o->unit % UNITS == 0)
+        if (unit == UNITS - 1)
             o->from += 32 * rate16;
     }
     kd_copy_group();
@@ -152,19 +147,84 @@ KD_DEV bool fetch_turn(const task &k, int rate16, struct reader *o)
     return true;
 }
 
+/* Scaled and rotated activations of this warp's block of inputs, largest magnitudes of all. Waits
+ * for the launch before. */
+template <class MODE>
+KD_DEV void load_inputs(const struct parts &p, float (*v)[4], int warp, int lane)
+{
+    const task &k = p.head->k;
+    const int rows = kd_shuffle_int(k.rows, 0); /* now the compiler knows that lanes agree */
+    float scale[4];
+
+    if (warp < p.warps) {
+        input_scales(k, p.first + warp, lane, scale);
+        kd_launch_wait();
+        row_inputs<MODE::rows>(k, rows, SIDE * (p.first + warp) + 4 * lane, v);
+        kd_sync_warp();
+        if (rows == 1)
+            rotate_rows<1>(v, scale, p.head->most, warp, lane);
+        else
+#pragma unroll
+            for (int t = 0; t < MODE::rows; t += 4)
+                if (t < rows)
+                    rotate_rows<4>(v + t, scale, p.head->most + t, warp, lane);
+    } else {
+        kd_launch_wait();
+#pragma unroll
+        for (int i = 0; i < 4 * MODE::rows; i++)
+            v[i / 4][i % 4] =
+                0.0f; /* or it would be alive, for the compiler, all the time before */
+        if (lane < rows) {
+            p.head->most[lane][warp] = 0;
+            p.head->total[lane][warp] = 0;
+        }
+    }
+}
+
+/* Activations in shared memory as the mode wants them, sums of 0, a barrier. What launches before
+ * this one write is read only here. */
+template <class MODE> KD_DEV void prepare(unsigned char *memory)
+{
+    const int thread = kd_thread(), warp = kd_shuffle_int(thread / 32, 0), lane = thread % 32;
+    const struct parts p = parts_of<MODE>(memory);
+    const task &k = p.head->k;
+    const int words = (k.last - k.first) * k.rows * ROW_STRIDE;
+    float v[MODE::rows][4];
+
+    /* Output scales, 256 bytes for every 128, which are wanted at the end. */
+    for (int i = k.first / UNITS * 2 + thread; i < (k.last + UNITS - 1) / UNITS * 2;
+         i += 32 * WARPS)
+        kd_prefetch(k.w.svh + 64 * i);
+    for (int i = thread; i < words; i += 32 * WARPS)
+        p.sums[i] = 0;
+    load_inputs<MODE>(p, v, warp, lane);
+    if constexpr (MODE::packed) {
+        kd_sync_block();
+        if (warp < p.warps)
+            MODE::pack(v, kd_shuffle_int(k.rows, 0), p.head->most, p.head->total, warp,
+                       p.packed + warp * MODE::packed, lane);
+    } else if (warp < p.warps) {
+#pragma unroll
+        for (int t = 0; t < MODE::rows; t++)
+            if (t < k.rows)
+                *(float4 *)(p.rotated + t * p.stride + warp * SIDE + 4 * lane) =
+                    make_float4(v[t][0], v[t][1], v[t][2], v[t][3]);
+    }
+    kd_sync_block();
+}
+
 /* The first units of this warp on their way. */
-template <class MODE> KD_DEV void fetch_first(unsigned char *memory)
+template <int R, class MODE> KD_CALL void fetch_first(unsigned char *memory)
 {
     const struct parts p = parts_of<MODE>(memory);
     const task &k = p.head->k;
-    const int rate16 = k.w.rate16, depth = ring_units(rate16), lane = kd_thread() % 32;
     const struct place o = place_of(p);
-    struct reader r = {codes_at(k, rate16, o.block, o.unit), o.unit, o.end - o.at, o.block};
+    struct reader r = {codes_at(k, R, o.block, o.unit), o.unit, o.end - o.at, o.block};
 
 #pragma unroll 1
-    for (int i = 0; i < depth; i++) {
-        const bool turn = fetch_turn(k, rate16, &r);
-        fetch_next(rate16, i == 0 || turn, &r, p.ring + i * 32 * ring_words(rate16), lane);
+    for (int i = 0; i < ring_units(R); i++) {
+        const bool turn = fetch_turn(k, R, &r);
+        fetch_next(R, i == 0 || turn, &r, p.ring + i * 32 * ring_words(R), kd_thread() % 32);
     }
 }
 
@@ -179,17 +239,17 @@ template <int R, class MODE> KD_CALL void run_units(unsigned char *memory)
     unit_codes<R> u(k.w.rate16);
     constexpr int depth = R ? ring_units(R) : 1, words = 32 * ring_words(R);
     struct reader next;
-    uint32_t *at, *ring_end, tail = 0;
+    uint32_t tail = 0;
+    int slot = 0; /* in words */
     int32_t *sums, left, unit, block;
     bool fresh = true;
+    uint32_t *const ring = parts_of<MODE>(memory).ring;
     {
         const struct parts p = parts_of<MODE>(memory);
         const struct place o = place_of(p);
         const int units = k.last - k.first;
         const int ahead = o.at + (o.end - o.at < depth ? o.end - o.at : depth);
 
-        at = p.ring;
-        ring_end = at + depth * words;
         unit = o.unit;
         block = o.block;
         left = o.end - o.at;
@@ -207,20 +267,21 @@ template <int R, class MODE> KD_CALL void run_units(unsigned char *memory)
         if (fresh) {
             const struct parts p = parts_of<MODE>(memory);
             m.open(p.rotated + block * SIDE, p.stride, p.packed + block * MODE::packed, rows,
-                   p.warps, p.head->most, p.head->total, block, lane);
+                   p.head->most, p.head->total, block, lane);
         }
         if constexpr (R) {
+            uint32_t *at = ring + slot;
             kd_copy_wait<depth - 1>();
             u.take(at, lane);
-            u.before = fresh || unit % UNITS == 0 ? at[words - 32 + lane] : tail;
+            u.before = fresh || (unit & (UNITS - 1)) == 0 ? at[words - 32 + lane] : tail;
             tail = u.word[0];
             const bool turn = fetch_turn(k, R, &next);
             fetch_next(R, turn, &next, at, lane);
-            at = at + words == ring_end ? ring_end - depth * words : at + words;
+            slot = slot == (depth - 1) * words ? 0 : slot + words;
         } else {
             u.load(codes_at(k, k.w.rate16, block, unit), lane);
         }
-        m.template unit<R>(u, unit % UNITS, sums, rows, lane);
+        m.template unit<R>(u, unit & (UNITS - 1), sums, rows, lane);
         sums += rows * ROW_STRIDE;
         left--;
         unit++;
@@ -235,75 +296,113 @@ template <int R, class MODE> KD_CALL void run_units(unsigned char *memory)
 
 /* Rates that have code of their own: whole ones in every mode, those that experts use in the mode
  * for decoding. */
-#define KD_RATE(r)                                                                                 \
-    case r:                                                                                        \
-        run_units<r, MODE>(memory);                                                                \
-        return;
-template <class MODE> KD_DEV void run_rate(unsigned char *memory)
+#define KD_RATES(KD_RATE)                                                                          \
+    KD_RATE(16)                                                                                    \
+    KD_RATE(32) KD_RATE(48) KD_RATE(64) KD_RATE(80) KD_RATE(96) KD_RATE(112) KD_RATE(128)
+#define KD_RATES_MASKED(KD_RATE)                                                                   \
+    KD_RATE(24)                                                                                    \
+    KD_RATE(28)                                                                                    \
+    KD_RATE(33)                                                                                    \
+    KD_RATE(34)                                                                                    \
+    KD_RATE(35)                                                                                    \
+    KD_RATE(36)                                                                                    \
+    KD_RATE(37)                                                                                    \
+    KD_RATE(38)                                                                                    \
+    KD_RATE(39)                                                                                    \
+    KD_RATE(40)                                                                                    \
+    KD_RATE(41)                                                                                    \
+    KD_RATE(42)                                                                                    \
+    KD_RATE(43)                                                                                    \
+    KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(52) KD_RATE(56) KD_RATE(60)
+
+/* head->k (which all threads see) up to its sums in shared memory, and a barrier. */
+template <class MODE> KD_DEV void multiply(unsigned char *memory)
 {
     const int rate16 = ((const shared_head *)memory)->k.w.rate16;
 
-    switch (rate16) {
-        KD_RATE(16)
-        KD_RATE(32)
-        KD_RATE(48) KD_RATE(64) KD_RATE(80) KD_RATE(96) KD_RATE(112) KD_RATE(128) default : break;
-    }
-    if constexpr (MODE::masked)
+#define KD_FETCH(r)                                                                                \
+    case r:                                                                                        \
+        fetch_first<r, MODE>(memory);                                                              \
+        break;
+#define KD_RUN(r)                                                                                  \
+    case r:                                                                                        \
+        run_units<r, MODE>(memory);                                                                \
+        break;
+    if constexpr (MODE::masked) {
         switch (rate16) {
-            KD_RATE(24)
-            KD_RATE(28)
-            KD_RATE(33)
-            KD_RATE(34)
-            KD_RATE(35)
-            KD_RATE(36)
-            KD_RATE(37)
-            KD_RATE(38) KD_RATE(39) KD_RATE(40) KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44)
-                KD_RATE(45) KD_RATE(46) KD_RATE(47) KD_RATE(52) KD_RATE(56) KD_RATE(60) default
-                : break;
+            KD_RATES(KD_FETCH) KD_RATES_MASKED(KD_FETCH) default : break;
         }
-    run_units<0, MODE>(memory);
-}
-#undef KD_RATE
-
-/* head->k (which all threads see) up to its sums in shared memory, and a barrier. What launches
- * before this one write is read only here. */
-template <class MODE> KD_DEV void multiply(unsigned char *memory)
-{
-    const int thread = kd_thread(), warp = thread / 32, lane = thread % 32;
-
-    fetch_first<MODE>(memory);
-    {
-        const struct parts p = parts_of<MODE>(memory);
-        const task &k = p.head->k;
-        float scale[4];
-
-        if (warp < p.warps)
-            input_scales(k, p.first + warp, lane, scale);
-        /* Output scales, 256 bytes for every 128, which are wanted at the end. */
-        for (int i = k.first / UNITS * 2 + thread; i < (k.last + UNITS - 1) / UNITS * 2;
-             i += 32 * WARPS)
-            kd_prefetch(k.w.svh + 64 * i);
-        kd_launch_wait();
-        const int words = (k.last - k.first) * k.rows * ROW_STRIDE;
-
-#pragma unroll 1
-        for (int first = 0, end; first < k.rows; first = end) {
-            end = MODE::packed && first + PART < k.rows ? first + PART : k.rows;
-            if (warp < p.warps)
-                rotate_inputs(k, scale, first, end, p.first + warp, p.rotated + warp * SIDE,
-                              p.stride, p.head->most, warp, lane);
-            kd_sync_block();
-            if (MODE::packed && warp < p.warps)
-                MODE::pack(p.rotated + warp * SIDE, p.stride, first, end, p.warps, p.head->most,
-                           p.packed + warp * MODE::packed, lane);
-            kd_sync_block();
+        prepare<MODE>(memory);
+        switch (rate16) {
+            KD_RATES(KD_RUN) KD_RATES_MASKED(KD_RUN) default : run_units<0, MODE>(memory);
         }
-        for (int i = thread; i < words; i += 32 * WARPS)
-            p.sums[i] = 0;
-        kd_sync_block();
+    } else {
+        switch (rate16) {
+            KD_RATES(KD_FETCH) default : break;
+        }
+        prepare<MODE>(memory);
+        switch (rate16) {
+            KD_RATES(KD_RUN) default : run_units<0, MODE>(memory);
+        }
     }
-    run_rate<MODE>(memory);
+#undef KD_FETCH
+#undef KD_RUN
     kd_sync_block();
+}
+#undef KD_RATES
+#undef KD_RATES_MASKED
+
+/* Where output 4 lane + i of 128 is: in unit place_unit + i / 2 at place_at + i % 2 * 2. (It is
+ * column 4 (lane % 4) + i of tile lane / 4.) */
+KD_DEV int place_unit(int lane)
+{
+    return lane % 2 * 2;
+}
+KD_DEV int place_at(int lane)
+{
+    return lane / 4 * 4 + lane / 2 % 2;
+}
+
+/* The sums into device memory, [chunk][row][output]. */
+template <class MODE> KD_DEV void write_sums(const struct parts &p, int warp, int lane)
+{
+    const task &k = p.head->k;
+    float size = 0.0f, *to = k.sums + (int64_t)k.chunk * k.rows * k.w.outs * SIDE + 4 * lane;
+    int32_t total = 0;
+
+    if (lane < k.rows) {
+        size = MODE::size(largest(p.head->most[lane]));
+        if (MODE::packed)
+#pragma unroll
+            for (int i = 0; i < WARPS; i++)
+                total += MODE::total(p.head->total[lane][i]);
+    }
+    int n = k.first / UNITS, t = warp;
+    while (true) {
+        for (; t >= k.rows; n++)
+            t -= k.rows;
+        if (n * UNITS >= k.last)
+            break;
+        const int unit = n * UNITS + place_unit(lane) - k.first, all = k.last - k.first;
+        const float s = kd_shuffle(size, t);
+        const int32_t u = kd_shuffle_int(total, t);
+        float *at = to + ((int64_t)t * k.w.outs + n) * SIDE;
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = unit + i / 2 >= 0 && unit + i / 2 < all
+                       ? MODE::value(p.sums[((unit + i / 2) * k.rows + t) * ROW_STRIDE +
+                                            place_at(lane) + i % 2 * 2],
+                                     s, u)
+                       : 0.0f;
+        if (unit >= 0 && unit + 1 < all)
+            *(float4 *)at = make_float4(v[0], v[1], v[2], v[3]);
+        else if (unit >= 0 && unit < all)
+            *(float2 *)at = make_float2(v[0], v[1]);
+        else if (unit + 1 >= 0 && unit + 1 < all)
+            *(float2 *)(at + 2) = make_float2(v[2], v[3]);
+        t += WARPS;
+    }
 }
 
 /* The sums into device memory. Counts this task's units in; head->whole then names the blocks of
@@ -313,22 +412,9 @@ template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
 {
     const struct parts p = parts_of<MODE>(memory);
     const task &k = p.head->k;
-    const int count = (k.last - k.first) * k.rows, lane = kd_thread() % 32;
     const int blocks = (k.last + UNITS - 1) / UNITS - k.first / UNITS;
-    float *to = k.sums + (int64_t)k.chunk * k.rows * k.w.outs * SIDE + lane;
 
-#pragma unroll 1
-    for (int i = kd_thread() / 32; i < count; i += WARPS) {
-        const int u = i / k.rows, t = i % k.rows;
-        const float most = kd_bits_f32(kd_warp_max(lane < p.warps ? p.head->most[t][lane] : 0));
-        int32_t total = MODE::packed && lane < p.warps ? p.head->total[t][lane] : 0;
-#pragma unroll
-        for (int mask = 1; mask < WARPS; mask *= 2)
-            total += kd_shuffle_int(total, lane ^ mask);
-        total = kd_shuffle_int(total, 0);
-        to[((int64_t)t * k.w.outs * UNITS + k.first + u) * UNIT_OUTS] =
-            MODE::value(p.sums[i * ROW_STRIDE + lane], most, total);
-    }
+    write_sums<MODE>(p, kd_thread() / 32, kd_thread() % 32);
     kd_sync_block();
     if (kd_thread() < blocks) {
         kd_device_fence(); /* for all of the block's sums: the barrier is before it */
@@ -344,39 +430,50 @@ template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
     kd_sync_block();
 }
 
-/* 128 outputs of one row, 4 a lane: chunks added in order, rotated, scaled. `sums` are a chunk's,
- * at this block of outputs; chunks are `step` floats apart. */
-KD_DEV void finish(const float *sums, int64_t step, int chunks, const uint16_t *svh, int lane,
-                   float v[4])
+/* 128 outputs of ROWS rows, 4 a lane: chunks added in order, rotated. `sums` are the first chunk's
+ * and row's, at this block of outputs; chunks and rows are `step` and `row` floats apart. */
+template <int ROWS>
+KD_DEV void finish(const float *sums, int64_t step, int64_t row, int chunks, int lane,
+                   float (*v)[4])
 {
-    /* Output 4 lane + i is tile column 4 (lane & 3) + i of tile lane / 4. */
-    const int at = (lane & 1) * 2 * UNIT_OUTS + lane / 4 * 4 + (lane >> 1 & 1);
-    float scale[4];
-
+    sums += 4 * lane;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        scale[i] = kd_half_float(svh[4 * lane + i]);
+    for (int t = 0; t < ROWS; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[t][i] = -0.0f; /* changes no sum */
 #pragma unroll 1
-    for (int first = 0; first < chunks; first += CHUNKS_READ) {
-        float some[CHUNKS_READ][4];
+    for (int left = chunks; left > 0; left -= CHUNKS_READ) {
+        float4 some[ROWS][CHUNKS_READ];
 #pragma unroll
-        for (int c = 0; c < CHUNKS_READ; c++)
-            if (first + c < chunks)
+        for (int t = 0; t < ROWS; t++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    some[c][i] = kd_load_fresh(sums + (first + c) * step + at + i / 2 * UNIT_OUTS +
-                                               i % 2 * 2);
+            for (int c = 0; c < CHUNKS_READ; c++) {
+                some[t][c] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+                if (c < left)
+                    some[t][c] = kd_load_fresh(sums + t * row + c * step);
+            }
 #pragma unroll
-        for (int c = 0; c < CHUNKS_READ; c++)
-            if (first + c < chunks)
+        for (int t = 0; t < ROWS; t++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    v[i] = first + c ? v[i] + some[c][i] : some[c][i];
+            for (int c = 0; c < CHUNKS_READ; c++) {
+                v[t][0] += some[t][c].x;
+                v[t][1] += some[t][c].y;
+                v[t][2] += some[t][c].z;
+                v[t][3] += some[t][c].w;
+            }
+        sums += CHUNKS_READ * step;
     }
-    kd_hadamard128(v, lane);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] = kd_mul(v[i], scale[i]);
+    kd_hadamard128_rows<ROWS>(v, lane);
+}
+KD_DEV void scale_outputs(const uint16_t *svh, int lane, float v[4])
+{
+    const uint2 s = *(const uint2 *)(svh + 4 * lane);
+
+    v[0] = kd_mul(v[0], kd_half_float((uint16_t)s.x));
+    v[1] = kd_mul(v[1], kd_half_float((uint16_t)(s.x >> 16)));
+    v[2] = kd_mul(v[2], kd_half_float((uint16_t)s.y));
+    v[3] = kd_mul(v[3], kd_half_float((uint16_t)(s.y >> 16)));
 }
 
 /* Matrices with the same number of rows of activations, side by side. */
@@ -385,9 +482,10 @@ struct dense_job {
     const float *x;
     float *y;
     int64_t ldx, ldy;
-    int64_t sums;          /* floats from args.sums */
-    int32_t counter;       /* from args.counter, [groups][outs / 128] */
-    int32_t first, ranges; /* its first task; cuts of its units */
+    int64_t sums;    /* floats from args.sums */
+    int32_t counter; /* from args.counter, [groups][outs / 128] */
+    int32_t first;   /* its first task */
+    struct spread units;
 };
 struct dense_args {
     dense_job job[8];
@@ -404,11 +502,9 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
     while (j + 1 < a.jobs && index >= a.job[j + 1].first)
         j++;
     const dense_job &job = a.job[j];
-    const struct cut c = cut_of(job.w.ins);
-    const int local = index - job.first, range = local / c.chunks % job.ranges;
-    const int units = job.w.outs * UNITS, left = a.rows - local / c.chunks / job.ranges * a.group;
-
-    const int group = local / c.chunks / job.ranges;
+    const int chunks = job.w.cut.chunks, local = index - job.first, some = local / chunks;
+    const int group = a.rows > a.group ? some / job.units.ranges : 0;
+    const int range = some - group * job.units.ranges, left = a.rows - group * a.group;
 
     to->wholes = 0;
     to->job = j;
@@ -418,10 +514,10 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
              job.ldx,
              nullptr,
              left < a.group ? left : a.group,
-             local % c.chunks,
-             (int)((int64_t)range * units / job.ranges),
-             (int)((int64_t)(range + 1) * units / job.ranges),
-             a.sums + job.sums + (int64_t)group * a.group * c.chunks * job.w.outs * SIDE,
+             local - some * chunks,
+             spread_first(job.units, range),
+             spread_first(job.units, range + 1),
+             a.sums + job.sums + (int64_t)group * a.group * chunks * job.w.outs * SIDE,
              a.counter + job.counter + group * job.w.outs};
 }
 
@@ -430,19 +526,28 @@ KD_DEV void dense_finish(const dense_args &a, const shared_head *head)
 {
     const task &k = head->k;
     const dense_job &job = a.job[head->job];
-    const int chunks = cut_of(k.w.ins).chunks;
+    const int64_t row = (int64_t)k.w.outs * SIDE;
+    const int pairs = (k.rows + 1) / 2, lane = kd_thread() % 32;
 
-    for (int i = kd_thread() / 32; i < head->wholes * k.rows; i += WARPS) {
-        const int n = head->whole[i / k.rows], t = i % k.rows, lane = kd_thread() % 32;
-        const int at = SIDE * n + 4 * lane;
-        float v[4], *y = job.y + (int64_t)(head->group * a.group + t) * job.ldy + at;
+    for (int i = kd_thread() / 32; i < head->wholes * pairs; i += WARPS) {
+        const int n = head->whole[i / pairs], t = i % pairs * 2;
+        const int at = SIDE * n + 4 * lane, rows = k.rows - t < 2 ? 1 : 2;
+        float v[2][4], *y = job.y + (int64_t)(head->group * a.group + t) * job.ldy + at;
 
-        finish(k.sums + ((int64_t)t * k.w.outs + n) * SIDE, (int64_t)k.rows * k.w.outs * SIDE,
-               chunks, k.w.svh + SIDE * n, lane, v);
+        if (rows == 1)
+            finish<1>(k.sums + t * row + SIDE * n, k.rows * row, row, k.w.cut.chunks, lane, v);
+        else
+            finish<2>(k.sums + t * row + SIDE * n, k.rows * row, row, k.w.cut.chunks, lane, v);
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (at + e < k.w.rows)
-                y[e] = v[e];
+        for (int j = 0; j < 2; j++) {
+            if (j >= rows)
+                continue;
+            scale_outputs(k.w.svh + SIDE * n, lane, v[j]);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (at + e < k.w.rows)
+                    y[j * job.ldy + e] = v[j][e];
+        }
     }
 }
 

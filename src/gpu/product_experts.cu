@@ -114,17 +114,18 @@ int check_expert(struct kd_gpu_experts *e, int64_t id, const struct kd_gpu_mat m
 int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a, int64_t pairs,
                 struct kd_err *err)
 {
-    const struct kd_exl3::cut c = kd_exl3::cut_of(a->ins);
     const int64_t most = pairs < e->shape.experts ? pairs : e->shape.experts;
     const int units = a->outs * kd_codes::UNITS;
     tasks_args all = {};
     void *arguments[] = {&all};
 
-    a->ranges = kd_gpu_ranges(p, most * (a->down ? 1 : 2) * c.chunks, units, p->slots);
+    a->cut = kd_exl3::cut_of(a->ins);
+    a->units = kd_exl3::spread_of(
+        kd_gpu_ranges(p, most * (a->down ? 1 : 2) * a->cut.chunks, units, p->slots), units);
     all.half = *a;
     all.experts = 1;
     return kd_gpu_launch(e->g, (const void *)p->kernel, p->slots, 32 * kd_exl3::WARPS,
-                         kd_gpu_plan_shared(p, c.warps, (units + a->ranges - 1) / a->ranges),
+                         kd_gpu_plan_shared(p, a->cut.warps, kd_exl3::spread_most(a->units)),
                          arguments, "experts' products", err);
 }
 
@@ -299,10 +300,7 @@ extern "C" int kd_gpu_experts_set(struct kd_gpu_experts *e, int64_t first, int64
     if (kd_mem_zero((void **)&made, count, sizeof *made, "a table of experts", err))
         return -1;
     for (int64_t i = 0; i < count; i++)
-        for (int j = 0; j < 3; j++) {
-            made[i].exl3[j] = kd_gpu_matrix(&m[i][j]);
-            made[i].plain[j] = kd_gpu_plain_matrix(&m[i][j]);
-        }
+        made[i] = kd_gpu_expert(m[i]);
     const int rc = kd_gpu_upload(e->g, e->table + first, made, count * (int64_t)sizeof *made, err);
     kd_mem_free(made);
     return rc;

@@ -43,7 +43,9 @@ struct half_args {
     int64_t ldx, ldy;
     float *sums;      /* EXL3: [places][matrices][chunks][outs * 128] */
     int32_t *counter; /* EXL3: [groups][outs] */
-    int32_t down, ins, outs, ranges;
+    int32_t down, ins, outs;
+    kd_exl3::cut cut;      /* EXL3: of ins */
+    kd_exl3::spread units; /* EXL3: of outs */
     float beta, linear;
 };
 
@@ -56,11 +58,11 @@ KD_DEV int half_matrices(const half_args &a)
 KD_DEV void half_pick(const half_args &a, int index, kd_exl3::shared_head *to)
 {
     using namespace kd_exl3;
-    const struct cut c = cut_of(a.ins);
-    const int range = index / c.chunks % a.ranges, which = index / c.chunks / a.ranges,
-              m = which % half_matrices(a), units = a.outs * UNITS, at = which / half_matrices(a);
+    const int chunks = a.cut.chunks, some = index / chunks, which = some / a.units.ranges,
+              range = some - which * a.units.ranges, m = a.down ? 0 : which % 2,
+              at = a.down ? which : which / 2;
     const group g = a.p->of[at];
-    float *sums = a.sums + (int64_t)g.first * half_matrices(a) * c.chunks * a.outs * SIDE;
+    float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * a.outs * SIDE;
 
     to->wholes = 0;
     to->group = at;
@@ -69,10 +71,10 @@ KD_DEV void half_pick(const half_args &a, int index, kd_exl3::shared_head *to)
              a.ldx,
              a.down ? nullptr : a.p->token + g.first,
              g.rows,
-             index % c.chunks,
-             (int)((int64_t)range * units / a.ranges),
-             (int)((int64_t)(range + 1) * units / a.ranges),
-             sums + (int64_t)m * c.chunks * g.rows * a.outs * SIDE,
+             index - some * chunks,
+             spread_first(a.units, range),
+             spread_first(a.units, range + 1),
+             sums + (int64_t)m * chunks * g.rows * a.outs * SIDE,
              a.counter + at * a.outs};
 }
 
@@ -80,7 +82,7 @@ KD_DEV void half_pick(const half_args &a, int index, kd_exl3::shared_head *to)
 KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 {
     using namespace kd_exl3;
-    const int chunks = cut_of(a.ins).chunks, lane = kd_thread() % 32;
+    const int chunks = a.cut.chunks, lane = kd_thread() % 32;
     const group g = a.p->of[head->group];
     const int64_t row = (int64_t)a.outs * SIDE, matrix = chunks * g.rows * row;
     const float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * row;
@@ -88,17 +90,20 @@ KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 
     for (int i = kd_thread() / 32; i < head->wholes * g.rows; i += WARPS) {
         const int n = head->whole[i / g.rows], t = i % g.rows, col = SIDE * n + 4 * lane;
-        float v[4], w[4], *y = a.y + (g.first + t) * a.ldy + col;
+        float v[2][4], *y = a.y + (g.first + t) * a.ldy + col;
 
-        finish(sums + t * row + SIDE * n, g.rows * row, chunks,
-               e->exl3[a.down ? 2 : 0].svh + SIDE * n, lane, v);
-        if (!a.down)
-            finish(sums + matrix + t * row + SIDE * n, g.rows * row, chunks,
-                   e->exl3[1].svh + SIDE * n, lane, w);
+        if (a.down) {
+            finish<1>(sums + t * row + SIDE * n, g.rows * row, 0, chunks, lane, v);
+            scale_outputs(e->exl3[2].svh + SIDE * n, lane, v[0]);
+        } else {
+            finish<2>(sums + t * row + SIDE * n, g.rows * row, matrix, chunks, lane, v);
+            scale_outputs(e->exl3[0].svh + SIDE * n, lane, v[0]);
+            scale_outputs(e->exl3[1].svh + SIDE * n, lane, v[1]);
+        }
 #pragma unroll
         for (int j = 0; j < 4; j++)
             if (col + j < head->k.w.rows)
-                y[j] = a.down ? v[j] : kd_situ1(v[j], w[j], a.beta, a.linear);
+                y[j] = a.down ? v[0][j] : kd_situ1(v[0][j], v[1][j], a.beta, a.linear);
     }
 }
 
@@ -123,8 +128,7 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
         kd_launch_wait();
     kd_launch_next();
     if (a.experts)
-        tasks =
-            a.half.p->groups * half_matrices(a.half) * cut_of(a.half.ins).chunks * a.half.ranges;
+        tasks = a.half.p->groups * half_matrices(a.half) * a.half.cut.chunks * a.half.units.ranges;
 #pragma unroll 1
     for (int i = kd_block(); i < tasks; i += kd_blocks()) {
         if (kd_thread() == 0) {
@@ -135,8 +139,7 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
         }
         kd_sync_block();
         multiply<MODE>(memory);
-        deliver<MODE>(memory,
-                      cut_of(head->k.w.ins).chunks * (a.experts ? half_matrices(a.half) : 1));
+        deliver<MODE>(memory, head->k.w.cut.chunks * (a.experts ? half_matrices(a.half) : 1));
         if (a.experts)
             half_finish(a.half, head);
         else

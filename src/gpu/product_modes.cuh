@@ -13,22 +13,13 @@ using namespace kd_codes;
 enum {
     WARPS = 8,        /* of a block: a chunk has at most 8 * 128 inputs */
     GROUP = 16,       /* rows of a task, at most */
-    PART = 4,         /* that are rotated at a time */
     UNIT_OUTS = 32,   /* outputs of a unit: 4 g + 2 (column & 1) + (1 for columns from 8 on) */
     ROW_STRIDE = 33,  /* words between a unit's rows of sums, so that lanes meet no bank twice */
     HALF_RANGE = 510, /* what a byte sum is counted from */
     SUM_SHIFT = 3     /* bits that a warp's sum leaves away, so that eight fit 32 bits */
 };
 
-struct matrix {
-    const uint32_t *codes;
-    const uint16_t *suh, *svh;
-    int32_t rows, cols;
-    int32_t ins, outs; /* padded, in blocks of 128 */
-    int32_t rate16, codebook;
-};
-
-/* How the inputs are cut; blocks of 128. */
+/* How inputs are cut; blocks of 128: chunks of so many, one for each warp. */
 struct cut {
     int32_t chunks, warps;
 };
@@ -38,6 +29,32 @@ KD_HD static inline struct cut cut_of(int blocks)
 
     return {chunks, (blocks + chunks - 1) / chunks};
 }
+
+/* How units are cut into ranges: the first `extra` have one more than `less`. */
+struct spread {
+    int32_t ranges, less, extra;
+};
+KD_HD static inline struct spread spread_of(int ranges, int units)
+{
+    return {ranges, units / ranges, units % ranges};
+}
+KD_HD static inline int spread_first(const struct spread &s, int range)
+{
+    return range * s.less + (range < s.extra ? range : s.extra);
+}
+KD_HD static inline int spread_most(const struct spread &s)
+{
+    return s.less + (s.extra > 0);
+}
+
+struct matrix {
+    const uint32_t *codes;
+    const uint16_t *suh, *svh;
+    int32_t rows, cols;
+    int32_t ins, outs; /* padded, in blocks of 128 */
+    int32_t rate16, codebook;
+    struct cut cut; /* of the inputs */
+};
 
 struct task {
     matrix w;
@@ -53,65 +70,83 @@ struct task {
 KD_DEV void input_scales(const task &k, int block, int lane, float s[4])
 {
     const int at = SIDE * block + 4 * lane;
+    uint2 v = make_uint2(0, 0);
 
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        s[i] = at < k.w.cols ? kd_half_float(k.w.suh[at + i]) : 0.0f;
+    if (at < k.w.cols)
+        v = *(const uint2 *)(k.w.suh + at);
+    s[0] = kd_half_float((uint16_t)v.x);
+    s[1] = kd_half_float((uint16_t)(v.x >> 16));
+    s[2] = kd_half_float((uint16_t)v.y);
+    s[3] = kd_half_float((uint16_t)(v.y >> 16));
 }
-/* This warp's 128 inputs of rows begin .. end - 1, scaled by s and rotated, the first one's to
- * `to`; most[t][warp]: the largest magnitude of each row. PART rows come at a time, as loads take
- * long. */
-KD_DEV void rotate_inputs(const task &k, const float s[4], int begin, int end, int block, float *to,
-                          int stride, uint32_t (*most)[WARPS], int warp, int lane)
+/* Inputs `at` .. at + 3 of `rows` rows of ALL, others 0. All rows' loads are on their way before
+ * the first is used. */
+template <int ALL> KD_DEV void row_inputs(const task &k, int rows, int at, float (*v)[4])
 {
-    const int at = SIDE * block + 4 * lane;
+    const bool whole = at + 4 <= k.w.cols;
+    const float *x = k.x + at;
+    const int32_t *row = k.row;
+    const int64_t ldx = k.ldx;
 
-#pragma unroll 1
-    for (int first = begin; first < end; first += PART) {
-        float4 f[PART];
 #pragma unroll
-        for (int j = 0; j < PART; j++) {
-            const int t = first + j;
-            f[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (t >= end)
-                continue;
-            const float *x = k.x + (k.row ? (int64_t)k.row[t] : t) * k.ldx + at;
-            if (at + 4 <= k.w.cols) {
-                f[j] = *(const float4 *)x;
-            } else {
-                f[j].x = at < k.w.cols ? x[0] : 0.0f;
-                f[j].y = at + 1 < k.w.cols ? x[1] : 0.0f;
-                f[j].z = at + 2 < k.w.cols ? x[2] : 0.0f;
-            }
+    for (int t = 0; t < ALL; t++) {
+        float4 f = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (t < rows && whole)
+            f = *(const float4 *)(x + (row ? row[t] : t) * ldx);
+        v[t][0] = f.x;
+        v[t][1] = f.y;
+        v[t][2] = f.z;
+        v[t][3] = f.w;
+    }
+    if (whole || at >= k.w.cols)
+        return;
+#pragma unroll
+    for (int t = 0; t < ALL; t++)
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (t < rows && at + i < k.w.cols)
+                v[t][i] = x[(row ? row[t] : t) * ldx + i];
+}
+/* This warp's 128 inputs of some rows, scaled by s and rotated; most[t][warp]: the largest
+ * magnitude of each. */
+template <int ROWS>
+KD_DEV void rotate_rows(float (*v)[4], const float s[4], uint32_t (*most)[WARPS], int warp,
+                        int lane)
+{
+#pragma unroll
+    for (int t = 0; t < ROWS; t++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[t][i] = kd_mul(v[t][i], s[i]);
+    kd_hadamard128_rows<ROWS>(v, lane);
+#pragma unroll
+    for (int t = 0; t < ROWS; t++) {
+        uint32_t m = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t bits = kd_f32_bits(v[t][i]) & 0x7fffffffu;
+            m = bits > m ? bits : m;
         }
-#pragma unroll
-        for (int j = 0; j < PART; j++) {
-            const int t = first + j;
-            if (t >= end)
-                break;
-            float v[4] = {kd_mul(f[j].x, s[0]), kd_mul(f[j].y, s[1]), kd_mul(f[j].z, s[2]),
-                          kd_mul(f[j].w, s[3])};
-            uint32_t m = 0;
-            kd_hadamard128(v, lane);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t bits = kd_f32_bits(v[i]) & 0x7fffffffu;
-                m = bits > m ? bits : m;
-            }
-            *(float4 *)(to + (t - begin) * stride + 4 * lane) = make_float4(v[0], v[1], v[2], v[3]);
-            m = kd_warp_max(m);
-            if (lane == 0)
-                most[t][warp] = m;
-        }
+        m = kd_warp_max(m);
+        if (lane == 0)
+            most[t][warp] = m;
     }
 }
 
-KD_DEV float largest(const uint32_t most[WARPS], int warps)
+/* The largest magnitude of a row. */
+KD_DEV float largest(const uint32_t most[WARPS])
 {
+    const uint4 *p = (const uint4 *)most;
     uint32_t m = 0;
 
-    for (int i = 0; i < warps; i++)
-        m = most[i] > m ? most[i] : m;
+#pragma unroll
+    for (int i = 0; i < WARPS / 4; i++) {
+        const uint4 v = p[i];
+        m = v.x > m ? v.x : m;
+        m = v.y > m ? v.y : m;
+        m = v.z > m ? v.z : m;
+        m = v.w > m ? v.w : m;
+    }
     return kd_bits_f32(m);
 }
 
@@ -130,7 +165,7 @@ KD_DEV void add_sums(const T (&d)[SETS][2][4], int32_t *sums, int rows, int lane
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 kd_shared_add(sums + row * ROW_STRIDE + lane / 4 * 4 + i,
-                              of(d[s][i / 2][i % 2 * 2], d[s][i / 2][i % 2 * 2 + 1]));
+                              of(s, d[s][i / 2][i % 2 * 2], d[s][i / 2][i % 2 * 2 + 1]));
     }
 }
 
@@ -140,103 +175,130 @@ KD_DEV void add_sums(const T (&d)[SETS][2][4], int32_t *sums, int rows, int lane
 template <int SETS> struct fast {
     static constexpr bool mul1 = true, masked = true;
     static constexpr int rows = 4 * SETS;
-    static constexpr int packed = SETS * 256; /* words of a block of 128 inputs */
-    uint32_t b[SETS][8];                      /* packed: registers are scarcer than time */
-    int32_t start[SETS][2];
+    /* Four rows: words as the matrix instruction wants them, a byte of an activation four times.
+     * More rows: just the bytes, as shared memory is scarce. */
+    static constexpr bool wide = SETS == 1;
+    static constexpr int packed = wide ? 1024 : SETS * 256; /* words of a block of 128 inputs */
+    const uint4 *from;                                      /* this lane's */
+    uint32_t start[SETS];
 
     KD_DEV explicit fast(int)
     {
     }
+    /* 32639 / most, rounded as C does; 0 for what is zero or too large. A division in C may call a
+     * function, which would move the activations out of their registers. */
+    static KD_DEV float steps_in(float most)
+    {
+        const uint32_t e = kd_f32_bits(most) >> 23;
+
+        return e > 0 && e < 254
+                   ? kd_mul(kd_div_near_one(32639.0f, kd_bits_f32((kd_f32_bits(most) & 0x7fffffu) |
+                                                                  127u << 23)),
+                            kd_bits_f32((254 - e) << 23))
+                   : 0.0f;
+    }
     /* A block's rotated activations as integers, in the order in which lanes want them: [set][step]
-     * [lane] four words, a byte for each of words 4 r + {0 .. 3} of b. Those four are tile rows
-     * 2 r, 2 r + 1, 2 r + 8, 2 r + 9. rotated: of row `begin`. */
-    static KD_DEV void pack(const float *rotated, int stride, int begin, int end, int warps,
-                            uint32_t (*most)[WARPS], uint32_t *to, int lane)
+     * [lane] four words, of which word r has the bytes of tile rows 2 r, 2 r + 1, 2 r + 8, 2 r + 9.
+     * Wide: [step][r][lane] four words, one for each of these bytes. total[row][block]: sums of the
+     * coarse and the fine parts, 2^16 h + l. */
+    static KD_DEV void pack(const float (*v)[4], int count, const uint32_t (*most)[WARPS],
+                            int32_t (*total)[WARPS], int block, uint32_t *to, int lane)
     {
         const int step = lane / 16, t = lane / 4 % 4, half = lane % 4 / 2, word = lane % 2 * 2;
-#pragma unroll 1
-        for (int row = begin; row < end; row++) {
-            const float m = largest(most[row], warps);
-            const float up = m > 0.0f && m < 3.0e38f ? 32639.0f / m : 0.0f;
-            const float4 f = *(const float4 *)(rotated + (row - begin) * stride + 4 * lane);
-            const float v[4] = {f.x, f.y, f.z, f.w};
+        const float mine = steps_in(lane < count ? largest(most[lane]) : 0.0f);
+#pragma unroll
+        for (int row = 0; row < rows; row++) {
+            if (row >= count)
+                continue;
+            const float up = kd_shuffle(mine, row);
+            int32_t sum = 0;
             uint32_t high[4], low[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int32_t q = kd_round_int(kd_mul(v[i], up)), h = (q + 128) >> 8;
+                const int32_t q = kd_round_int(kd_mul(v[row][i], up)), h = (q + 128) >> 8;
                 high[i] = (uint32_t)h & 0xffu;
                 low[i] = (uint32_t)(q - 256 * h) & 0xffu;
+                sum += 65536 * h + q - 256 * h;
             }
-            uint16_t *at = (uint16_t *)to +
-                           (((row / 4 * 2 + step) * 32 + row % 4 * 8 + t) * 4 + word) * 2 + half;
-            at[0] = (uint16_t)(high[0] | high[1] << 8);
-            at[2] = (uint16_t)(high[2] | high[3] << 8);
-            at[32] = (uint16_t)(low[0] | low[1] << 8);
-            at[34] = (uint16_t)(low[2] | low[3] << 8);
+            sum = kd_warp_sum(sum);
+            if (lane == 0)
+                total[row][block] = sum;
+            if constexpr (wide) {
+                uint2 *at = (uint2 *)to + (((4 * step + word) * 8 + 2 * row) * 4 + t) * 2 + half;
+                const uint32_t four = 0x01010101u;
+                at[0] = make_uint2(high[0] * four, high[1] * four);
+                at[64] = make_uint2(high[2] * four, high[3] * four);
+                at[8] = make_uint2(low[0] * four, low[1] * four);
+                at[72] = make_uint2(low[2] * four, low[3] * four);
+            } else {
+                uint16_t *at = (uint16_t *)to +
+                               (((row / 4 * 2 + step) * 32 + row % 4 * 8 + t) * 4 + word) * 2 +
+                               half;
+                at[0] = (uint16_t)(high[0] | high[1] << 8);
+                at[2] = (uint16_t)(high[2] | high[3] << 8);
+                at[32] = (uint16_t)(low[0] | low[1] << 8);
+                at[34] = (uint16_t)(low[2] | low[3] << 8);
+            }
         }
     }
-    KD_DEV void open(const float *, int, const uint32_t *from, int rows, int, uint32_t (*)[WARPS],
-                     int32_t (*total)[WARPS], int block, int lane)
+    static KD_DEV int32_t total(int32_t sums)
+    {
+        const int32_t low = (int16_t)sums;
+
+        return ((sums - low) >> 8) + low;
+    }
+    /* Rows that are not there are read as others, or as anything: nobody reads their sums. */
+    KD_DEV void open(const float *, int, const uint32_t *packed_block, int rows,
+                     const uint32_t (*)[WARPS], const int32_t (*totals)[WARPS], int block, int lane)
     {
         const int g = lane / 4, t = lane % 4;
+
+        from = (const uint4 *)packed_block + (wide && g >= 2 * rows ? g % 2 * 4 + t : lane);
 #pragma unroll
-        for (int s = 0; s < SETS; s++) {
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                b[s][i] = 0;
-            int32_t sum = -128 * 32;
-            if (4 * s + g / 2 < rows)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint4 v = ((const uint4 *)from)[(s * 2 + i) * 32 + lane];
-                    b[s][4 * i] = v.x;
-                    b[s][4 * i + 1] = v.y;
-                    b[s][4 * i + 2] = v.z;
-                    b[s][4 * i + 3] = v.w;
-                }
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum = (int32_t)kd_byte_sum(b[s][i] ^ 0x80808080u, (uint32_t)sum);
-            sum += kd_shuffle_int(sum, lane ^ 1);
-            sum += kd_shuffle_int(sum, lane ^ 2);
-            const int32_t high = kd_shuffle_int(sum, 8 * t), low = kd_shuffle_int(sum, 8 * t + 4);
-            start[s][0] = -HALF_RANGE * high;
-            start[s][1] = -HALF_RANGE * low + (1 << (SUM_SHIFT - 1));
-            if (g == 0 && 4 * s + t < rows)
-                total[4 * s + t][block] = 256 * high + low;
-        }
+        for (int s = 0; s < SETS; s++)
+            start[s] = (uint32_t)total(totals[4 * s + t][block]) * (uint32_t)-HALF_RANGE +
+                       (1u << (SUM_SHIFT - 1));
     }
 
-    /* Four times the byte for word i of the B side of set s. */
-    KD_DEV uint32_t activation(int s, int i) const
+    /* Four times the byte for word h of the B side, h < 4. */
+    static KD_DEV uint32_t activation(const uint4 &b, int r, int h)
     {
-        return kd_bytes(b[s][i / 4], 0, 0x1111u * (uint32_t)(i % 4));
+        if constexpr (wide)
+            return h == 0 ? b.x : h == 1 ? b.y : h == 2 ? b.z : b.w;
+        return kd_bytes(r == 0 ? b.x : r == 1 ? b.y : r == 2 ? b.z : b.w, 0, 0x1111u * (uint32_t)h);
     }
     template <int R, int STEP>
     KD_DEV void step(const unit_codes<R> &u, int unit, int32_t d[SETS][2][4]) const
     {
         constexpr int apart = rate_of<R>::apart;
         uint32_t str[rate_of<R>::stream], p[64];
+        uint4 b[SETS];
 
+        if constexpr (!wide)
+#pragma unroll
+            for (int s = 0; s < SETS; s++)
+                b[s] = from[(s * 2 + STEP) * 32];
         unit_stream<STEP>(u, unit, str);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 const int at = 32 * (i / 8) + 8 * r + i % 8, bit = u.end(at);
-                /* Half of those that may do so leave a byte selection to the multipliers. */
-                if (at % 32 >= apart && window_part(bit) == 2 && (bit + 16) / 24 % 2)
+                /* Where the window 16 bits before is at hand, the multipliers take its part away,
+                 * not a byte selection. */
+                if (at % 32 >= apart && window_part(bit) == 2)
                     p[at] = p[at - apart] * 0xffff0000u + window_bits(str, bit) * 0x83DCD12Du;
                 else
                     p[at] = window(str, bit) * 0x83DCD12Du;
             }
-            /* The activations serve both halves of the columns. */
+            if constexpr (wide)
+                b[0] = from[(4 * STEP + r) * 32];
+                /* The activations serve both halves of the columns. */
 #pragma unroll
             for (int h = 0; h < 4; h += 2)
 #pragma unroll
                 for (int s = 0; s < SETS; s++) {
-                    const uint32_t low = activation(s, 16 * STEP + 4 * r + h),
-                                   high = activation(s, 16 * STEP + 4 * r + h + 1);
+                    const uint32_t low = activation(b[s], r, h), high = activation(b[s], r, h + 1);
 #pragma unroll
                     for (int c = 0; c < 2; c++) {
                         const uint32_t *x = p + 32 * c + 8 * r + h;
@@ -256,17 +318,22 @@ template <int SETS> struct fast {
         for (int s = 0; s < SETS; s++)
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                d[s][i / 4][i % 4] = start[s][i & 1];
+                d[s][i / 4][i % 4] = 0;
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
-        add_sums<SETS>(d, sums, rows, lane,
-                       [](int32_t high, int32_t low) { return (high * 256 + low) >> SUM_SHIFT; });
+        add_sums<SETS>(d, sums, rows, lane, [this](int s, int32_t high, int32_t low) {
+            return (int32_t)((uint32_t)high * 256 + (uint32_t)low + start[s]) >> SUM_SHIFT;
+        });
     }
 
-    static KD_DEV float value(int32_t sum, float most, int32_t total)
+    /* What a row's sums are in units of. */
+    static KD_DEV float size(float most)
     {
-        return kd_mul(fmaf((float)sum, 887.0f * (1 << SUM_SHIFT), -238.0f * (float)total),
-                      kd_mul(most / 32639.0f, 1.0f / 131072.0f));
+        return kd_mul(most / 32639.0f, 1.0f / 131072.0f);
+    }
+    static KD_DEV float value(int32_t sum, float size, int32_t total)
+    {
+        return kd_mul(fmaf((float)sum, 887.0f * (1 << SUM_SHIFT), -238.0f * (float)total), size);
     }
 };
 
@@ -295,17 +362,22 @@ template <int SETS, bool MUL1> struct values {
         factor = codebook == KD_CB_MCG ? 0xCBAC1FEDu : 89226354u;
         addend = codebook == KD_CB_MCG ? 0 : 64248484u;
     }
-    static KD_DEV void pack(const float *, int, int, int, int, uint32_t (*)[WARPS], uint32_t *, int)
+    static KD_DEV void pack(const float (*)[4], int, const uint32_t (*)[WARPS], int32_t (*)[WARPS],
+                            int, uint32_t *, int)
     {
     }
-    KD_DEV void open(const float *rotated, int stride, const uint32_t *, int rows, int warps,
-                     uint32_t (*most)[WARPS], int32_t (*)[WARPS], int, int lane)
+    static KD_DEV int32_t total(int32_t)
+    {
+        return 0;
+    }
+    KD_DEV void open(const float *rotated, int stride, const uint32_t *, int rows,
+                     const uint32_t (*most)[WARPS], const int32_t (*)[WARPS], int, int lane)
     {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int s = 0; s < SETS; s++) {
             const int row = 4 * s + g / 2;
-            const float down = power_above(row < rows ? largest(most[row], warps) : 1.0f);
+            const float down = power_above(row < rows ? largest(most[row]) : 1.0f);
             const float up = kd_bits_f32(0x7f000000u - kd_f32_bits(down));
 #pragma unroll
             for (int i = 0; i < 16; i++) {
@@ -387,14 +459,18 @@ template <int SETS, bool MUL1> struct values {
                 d[s][i / 4][i % 4] = 0.0f;
         step<R, 0>(u, unit, d);
         step<R, 1>(u, unit, d);
-        add_sums<SETS>(d, sums, rows, lane, [](float high, float low) {
+        add_sums<SETS>(d, sums, rows, lane, [](int, float high, float low) {
             return kd_round_int(kd_mul(fmaf(low, 1.0f / 2048.0f, high), (float)(1 << SUM_UNITS)));
         });
     }
 
-    static KD_DEV float value(int32_t sum, float most, int32_t)
+    static KD_DEV float size(float most)
     {
-        return kd_mul((float)sum, kd_mul(power_above(most), 1.0f / (1 << SUM_UNITS)));
+        return kd_mul(power_above(most), 1.0f / (1 << SUM_UNITS));
+    }
+    static KD_DEV float value(int32_t sum, float size, int32_t)
+    {
+        return kd_mul((float)sum, size);
     }
 };
 

@@ -5,11 +5,13 @@
 #include "num/half.h"
 
 #define KD_CALL inline
+/* Inlined, these would be most of what there is to compile. */
+#define KD_APART __attribute__((noinline)) inline
 
 /* What the lanes of a warp put on the table. */
 static uint32_t kd_emulated_words[KD_EMULATED_WARPS][32][8];
 
-KD_DEV uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
+KD_APART uint32_t kd_bytes(uint32_t a, uint32_t b, uint32_t sel)
 {
     const uint64_t both = (uint64_t)b << 32 | a;
     uint32_t r = 0;
@@ -30,8 +32,8 @@ KD_DEV uint32_t kd_emulated_byte(int lane, int word, int byte)
 {
     return kd_emulated_words[kd_emulated.thread / 32][lane][word] >> 8 * byte & 0xffu;
 }
-KD_DEV void kd_mma_bytes(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                         uint32_t b0, uint32_t b1, int32_t c0, int32_t c1, int32_t c2, int32_t c3)
+KD_APART void kd_mma_bytes(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1, int32_t c0, int32_t c1, int32_t c2, int32_t c3)
 {
     const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
     const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
@@ -82,13 +84,13 @@ static inline void kd_emulated_mma(float d[4], const uint32_t mine[6])
     }
     kd_sync_warp();
 }
-KD_DEV void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
+KD_APART void kd_mma_halves(float d[4], const kd_h2 a[4], kd_h2 b0, kd_h2 b1)
 {
     const uint32_t mine[6] = {kd_h2_bits(a[0]), kd_h2_bits(a[1]), kd_h2_bits(a[2]),
                               kd_h2_bits(a[3]), kd_h2_bits(b0),   kd_h2_bits(b1)};
     kd_emulated_mma<kd_emulated_half>(d, mine);
 }
-KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+KD_APART void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     kd_emulated_mma<kd_emulated_bf16>(d, mine);
@@ -155,6 +157,14 @@ KD_DEV uint32_t kd_warp_max(uint32_t x)
 {
     return ~kd_warp_min(~x);
 }
+KD_DEV int32_t kd_warp_sum(int32_t x)
+{
+    int32_t sum = 0;
+
+    for (int i = 0; i < 32; i++)
+        sum += kd_shuffle_int(x, i);
+    return sum;
+}
 KD_DEV int32_t kd_shared_add(int32_t *to, int32_t x)
 {
     const int32_t was = *to;
@@ -180,9 +190,15 @@ template <class T> KD_DEV T kd_load_const(const T *from)
 {
     return *from;
 }
-KD_DEV float kd_load_fresh(const float *from)
+KD_DEV float4 kd_load_fresh(const float *from)
 {
-    return *from;
+    if ((uintptr_t)from % 16)
+        abort();
+    return *(const float4 *)from;
+}
+KD_DEV float kd_div_near_one(float a, float b)
+{
+    return a / b;
 }
 KD_DEV int32_t kd_round_int(float x)
 {

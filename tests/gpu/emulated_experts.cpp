@@ -1,10 +1,13 @@
 /* Products of F32, BF16 and MXFP4 matrices and of routed experts on a device, run on the CPU
  * (tests/gpu/emulate.h): kern's bits, and for EXL3 those of the mode for decoding. */
 #define KD_GPU_EMULATE
+#include "gpu/product.cuh"
 #include "gpu/product_pack.cuh"
 #include "gpu/product_places.cuh"
 
 #include "gpu/product_check.h"
+
+#include <array>
 
 static kd_kern kern;
 
@@ -171,6 +174,7 @@ static int check_mxfp4(int64_t T)
 {
     using namespace kd_experts;
     std::vector<entry> table(SOME);
+    std::vector<std::array<struct kd_gpu_mat, 3>> mat(SOME);
     std::vector<plain_fixture> f(3 * SOME);
     std::vector<float> both((size_t)(T * TOP * 2 * INNER), NAN);
     half_args a = {};
@@ -182,8 +186,12 @@ static int check_mxfp4(int64_t T)
                    i % 3 < 2 ? COLS : INNER);
         for (uint8_t &b : f[(size_t)i].scale)
             b = (uint8_t)(119 + b % 4);
-        table[(size_t)(i / 3)].plain[i % 3] = f[(size_t)i].m;
+        const plain_fixture *m = &f[(size_t)i];
+        mat[(size_t)(i / 3)][i % 3] = {KD_GPU_MAT_MXFP4, m->rows, m->cols, 0,  0, m->w.data(),
+                                       m->scale.data(),  nullptr, nullptr, {}, {}};
     }
+    for (int i = 0; i < SOME; i++)
+        table[(size_t)i] = kd_gpu_expert(mat[(size_t)i].data());
     layer_want(&l, [&](int e, int which, const float *x, std::vector<float> *y) {
         const plain_fixture *m = &f[(size_t)(3 * e + which)];
         y->resize((size_t)m->rows);
@@ -226,6 +234,7 @@ template <int SETS> static int check_exl3(int64_t T)
 {
     using namespace kd_experts;
     std::vector<entry> table(SOME);
+    std::vector<std::array<struct kd_gpu_mat, 3>> mat(SOME);
     std::vector<fixture> f(3 * SOME);
     std::vector<std::vector<uint32_t>> codes;
     std::vector<float> sums((size_t)(T * TOP * 2 * 256), NAN);
@@ -239,11 +248,12 @@ template <int SETS> static int check_exl3(int64_t T)
         fixture_make(m, 32 + 5 * (unsigned)(i % 2), KD_CB_MUL1, i % 3 < 2 ? INNER : COLS,
                      i % 3 < 2 ? COLS : INNER, 1);
         codes.push_back(codes_of(m));
-        table[(size_t)(i / 3)].exl3[i % 3] = {
-            codes.back().data(), m->suh.data(),     m->svh.data(),     (int)m->rows,
-            (int)m->cols,        (int)(m->C / 128), (int)(m->R / 128), (int)kd_rate_to16(m->rate),
-            (int)m->cb};
+        mat[(size_t)(i / 3)][i % 3] = {
+            KD_GPU_MAT_EXL3, m->rows,       m->cols,       m->R,    m->C, codes.back().data(),
+            nullptr,         m->suh.data(), m->svh.data(), m->rate, m->cb};
     }
+    for (int i = 0; i < SOME; i++)
+        table[(size_t)i] = kd_gpu_expert(mat[(size_t)i].data());
     layer_want(&l, [&](int e, int which, const float *x, std::vector<float> *y) {
         fixture *m = &f[(size_t)(3 * e + which)];
         std::copy(x, x + m->cols, m->x.begin());
@@ -254,10 +264,11 @@ template <int SETS> static int check_exl3(int64_t T)
     a.ldy = INNER;
     a.sums = sums.data();
     a.counter = counter.data();
-    a.ranges = 3;
     layer_run(&l, &a, 4 * SETS, [&] {
         a.ins = a.down ? 1 : 2;
         a.outs = a.down ? 2 : 1;
+        a.cut = kd_exl3::cut_of(a.ins);
+        a.units = kd_exl3::spread_of(3, a.outs * kd_codes::UNITS);
         using mode = kd_exl3::fast<SETS>;
         tasks_args all = {};
         all.half = a;

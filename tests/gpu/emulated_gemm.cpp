@@ -84,7 +84,7 @@ static int check_exl3(const kd_kern *kern, unsigned rate16, kd_codebook cb, int6
     job.ins = (int)(f.C / 128);
     job.outs = (int)(f.R / 128);
     job.w = {codes.data(), f.suh.data(), f.svh.data(), (int)rows, (int)cols,
-             job.ins,      job.outs,     (int)rate16,  (int)cb};
+             job.ins,      job.outs,     (int)rate16,  (int)cb,   {}};
     const auto product = [&](int n, float *y) {
         if (std::is_same<KIND, fast>::value && n <= NARROW_ROWS && rate16 <= NARROW_RATE)
             run<fast_narrow>(job, n, chunks, f.x.data(), f.C, y, rows);
@@ -218,7 +218,8 @@ static void layer_make(layer *l, bool coded)
                                            (int)(f->C / 128),
                                            (int)(f->R / 128),
                                            (int)kd_rate_to16(f->rate),
-                                           (int)KD_CB_MUL1};
+                                           (int)KD_CB_MUL1,
+                                           {}};
         else
             l->table[i / 3].plain[i % 3] = {
                 l->w.back().data(), l->scale.back().data(), cols / 2, cols / 32, rows, cols};

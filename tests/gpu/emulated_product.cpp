@@ -32,7 +32,7 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
     dense_args &a = all.dense;
 
     a.job[0] = {{codes.data(), f->suh.data(), f->svh.data(), (int)f->rows, (int)f->cols, ins, outs,
-                 (int)kd_rate_to16(f->rate), (int)f->cb},
+                 (int)kd_rate_to16(f->rate), (int)f->cb, c},
                 f->x.data(),
                 f->y.data(),
                 f->C,
@@ -40,16 +40,16 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
                 0,
                 0,
                 0,
-                ranges};
+                spread_of(ranges, outs * UNITS)};
     a.jobs = 1;
     a.rows = T;
     a.group = rows;
     a.tasks = c.chunks * ranges * groups;
     a.sums = sums.data();
     a.counter = counter.data();
-    const int units = (outs * UNITS + ranges - 1) / ranges;
-    kd_emulate(blocks, 32 * WARPS, (size_t)shared_bytes(MODE::packed, rows, c.warps, units),
-               [&] { kd_experts::multiply_tasks<MODE>(all); });
+    const size_t shared =
+        (size_t)shared_bytes(MODE::packed, rows, c.warps, spread_most(a.job[0].units));
+    kd_emulate(blocks, 32 * WARPS, shared, [&] { kd_experts::multiply_tasks<MODE>(all); });
     for (int32_t n : counter)
         if (n)
             printf("a counter is left at %d\n", n), exit(1);
