@@ -4,7 +4,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "gpu/encoder.h"
 #include "kern/finite.h"
+#include "model/k3_calib.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -418,6 +420,20 @@ static void count_tiles(struct kd_job *j)
     }
 }
 
+/* Where the largest layer's trunk fits on the device. */
+static int take_trunk_bytes(struct kd_job *j, struct kd_err *err)
+{
+    struct kd_gpu_encoder_facts f;
+    if (!j->run->encoder)
+        return 0;
+    if (kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &j->trunk_bytes, err))
+        return -1;
+    kd_gpu_encoder_facts(j->run->encoder, &f);
+    if (j->trunk_bytes > f.memory_bytes)
+        j->trunk_bytes = 0;
+    return 0;
+}
+
 int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
                 const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
@@ -446,7 +462,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
-    if (kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
+    if (take_trunk_bytes(j, err) || kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
         goto fail;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;
@@ -543,6 +559,8 @@ int64_t kd_job_scratch_bytes(const struct kd_job *j)
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t kda = 4 * c->kda_heads * c->kda_dim, mla = 4 * c->heads * c->v_dim;
     int64_t widest = kda > mla ? kda : mla, experts = 6 * c->latent + 8 * c->topk;
+    if (j->trunk_bytes) /* the rows of the attention are made again */
+        widest = 0;
     return j->T * (widest > experts ? widest : experts); /* one after the other */
 }
 

@@ -52,6 +52,7 @@ struct kd_job {
     int64_t T, block_T;      /* calibration tokens; tokens a block (whole rows) */
     int64_t T_hess;          /* tokens the experts' Hessians see (recipe auto holds some back) */
     struct kd_store *source; /* experts of the source */
+    int64_t trunk_bytes;     /* of a device that makes the rows of layers' trunks; 0: none does */
     struct kd_farm *farm;    /* encodes experts; opened by kd_job_farm */
     int lanes;               /* experts side by side (kd_farm_opts); 0: one */
     /* window of the stream: one block */

@@ -6,7 +6,6 @@
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
 #include "gpu/calib.h"
-#include "model/k3_calib.h"
 
 #include <string.h>
 
@@ -101,6 +100,8 @@ static int64_t attention(const struct kd_job *j, bool mla)
     int64_t ch = c->kda_heads * c->kda_dim, vw = c->heads * c->v_dim;
     int64_t rows = j->text->cols ? j->block_T / j->text->cols : 1;
     int64_t out = mla ? vw : ch, inside, states;
+    if (j->trunk_bytes)
+        return trunk_hessian(j, out);
     if (mla) {
         int64_t cache = c->kv_lora + c->rope;
         inside = c->q_lora + c->heads * (c->nope + c->rope) + vw + cache;
@@ -119,6 +120,8 @@ static int64_t feed_forward(const struct kd_job *j, bool mla, bool moe)
     const struct kd_k3_cfg *c = &j->cfg;
     int64_t inner = moe ? c->moe_inter * c->shared : c->dense_inter, H = c->hidden;
     int64_t heads = mla ? c->heads * c->v_dim : c->kda_heads * c->kda_dim;
+    if (j->trunk_bytes)
+        return most(trunk_hessian(j, H), trunk_hessian(j, inner));
     int64_t in = trunk_hessian(j, H) + block(j, 2 * H) + trunk_product(j, heads, 1);
     int64_t gate_up = block(j, H + inner) + trunk_product(j, H, 2);
     int64_t mid = trunk_hessian(j, inner) + block(j, inner) + gate_up;
@@ -154,8 +157,9 @@ static int64_t samples(const struct kd_job *j, unsigned rate16)
 static int64_t experts_forward(const struct kd_job *j, unsigned rate16)
 {
     const struct kd_k3_cfg *c = &j->cfg;
-    int64_t latents = hessian(j, c->latent) + block(j, c->hidden + c->latent) +
-                      most(block(j, 2 * c->experts), trunk_product(j, c->hidden, 1));
+    int64_t rows = block(j, c->hidden + c->latent) +
+                   most(block(j, 2 * c->experts), trunk_product(j, c->hidden, 1));
+    int64_t latents = hessian(j, c->latent) + (j->trunk_bytes ? 0 : rows);
     int64_t sum = block(j, c->latent) + experts_of_rows(j, j->block_T) +
                   (j->run->encoder ? 8 * j->T * c->topk : 0);
     int64_t held = kd_job_held_rows(j);
@@ -249,14 +253,6 @@ int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count)
     return held + peak;
 }
 
-/* Of a layer's trunk on a device (class `fast`), beside the sum that grows. */
-static int64_t trunk_on_device(const struct kd_job *j)
-{
-    int64_t bytes = 0;
-    struct kd_err why;
-    return kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &bytes, &why) ? 0 : bytes;
-}
-
 /* On a device: a tensor of the plan. */
 static int64_t on_device(const struct kd_job *j, const struct kd_out_tensor *t)
 {
@@ -290,16 +286,17 @@ static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert
  * block's rows. */
 static int64_t stage_on_device(const struct kd_job *j)
 {
-    int64_t peak = 0, trunk = j->finished ? 0 : trunk_on_device(j);
+    int64_t peak = 0;
     for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
         const struct kd_out_tensor *t = &j->rates.t[i];
         const struct kd_gpu_source w = {
             .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
         if (t->expert < 0 && t->rows > 0) /* vectors have none */
-            peak = most(peak, most(kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T), trunk) +
-                                  (hessian(j, t->cols)
-                                       ? kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(t->cols))
-                                       : 0));
+            peak = most(
+                peak,
+                most(kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T), j->trunk_bytes) +
+                    (hessian(j, t->cols) ? kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(t->cols))
+                                         : 0));
     }
     return peak;
 }
