@@ -273,24 +273,12 @@ static int after_search(struct kd_encode_device *d, const struct kd_encode_plan 
 }
 
 /* A search fills every multiprocessor that it has for milliseconds, and chains of small kernels
- * would wait that long for each of theirs. So, while there are such chains, a share of the
- * multiprocessors is theirs, the more the fewer tensors search beside them, and less when some of
- * those wait for a round. Under the lock. */
+ * would wait that long for each of theirs. So, while there are such chains, one multiprocessor is
+ * always theirs. They go first wherever a search's block ends, and it has one on each, so that none
+ * waits longer than one search. Under the lock. */
 static int spare_of(const struct kd_encode_device *d)
 {
-    const int sms = kd_gpu_facts(d->gpu)->sms, others = d->turns + d->turns_wanted - d->searching;
-    int64_t searches = 0, tiles = 0;
-    for (const struct kd_encode_job *j = d->active; j; j = j->next)
-        if (!j->scale) {
-            searches++;
-            tiles += tiles_of(j);
-        }
-    const int spare = others <= 0                         ? 0
-                      : others > 3 * searches             ? sms / 3
-                      : others > searches                 ? sms / 6
-                      : tiles * 8 < sms * BLOCK_TILES * 9 ? sms / 11
-                                                          : sms / 16;
-    return others > 0 && sms > 1 && !spare ? 1 : spare;
+    return d->turns + d->turns_wanted > d->searching && kd_gpu_facts(d->gpu)->sms > 1;
 }
 
 /* As few blocks as have no more pairs of tiles each than with all that are free. */

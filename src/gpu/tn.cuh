@@ -9,7 +9,7 @@ struct kd_gpu_tn_job {
     const float *a, *b; /* [S][lda], [S][ldb]; 16-byte aligned, as c; leading dimensions by fours */
     float *c;           /* [I][ldc] */
     int64_t lda, ldb, ldc;
-    int64_t S, I, J; /* I and J multiples of 128 */
+    int64_t S, I, J; /* S below 2^31, I and J multiples of 128 */
     bool upper;      /* only the 128 x 128 blocks on and above the diagonal */
     bool minus;      /* c -= a^T b */
 };

@@ -30,15 +30,15 @@ KD_DEV int tn_left(void)
 /* What a thread brings of each piece: four floats of two rows of a, and of b. */
 struct tn_source {
     const float *a, *b;
-    int64_t left; /* rows from the first of its two on */
+    int left; /* rows from the first of its two on */
 };
 
 /* After so many pieces. */
 KD_DEV tn_source tn_source_of(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, int pieces)
 {
-    const int64_t s = pieces * TN_DEPTH + kd_thread() / (TN_TILE / 4);
+    const int s = pieces * TN_DEPTH + kd_thread() / (TN_TILE / 4);
     const int at = kd_thread() % (TN_TILE / 4) * 4;
-    return {j.a + s * j.lda + i0 + at, j.b + s * j.ldb + j0 + at, j.S - s};
+    return {j.a + s * j.lda + i0 + at, j.b + s * j.ldb + j0 + at, (int)j.S - s};
 }
 
 /* The next piece into one stage. */
@@ -64,19 +64,26 @@ KD_DEV float4 tn_load(const float *from)
     return *(const float4 *)from;
 }
 
-/* One s, from where the thread's part of a and b lies. */
-template <bool MINUS> KD_DEV void tn_step(const float *as, const float *bs, float acc[8][8])
-{
-    const float4 a0 = tn_load(as), a1 = tn_load(as + TN_ROWS), b0 = tn_load(bs),
-                 b1 = tn_load(bs + TN_COLS);
-    const float av[8] = {a0.x, a0.y, a0.z, a0.w, a1.x, a1.y, a1.z, a1.w};
-    const float bv[8] = {b0.x, b0.y, b0.z, b0.w, b1.x, b1.y, b1.z, b1.w};
+/* What a thread needs of one s: the values of its eight rows and of its eight columns. */
+struct alignas(16) tn_values {
+    float a[8], b[8];
+};
 
+KD_DEV void tn_read(const float *at, const float *bt, tn_values *v)
+{
+    *(float4 *)v->a = tn_load(at);
+    *(float4 *)(v->a + 4) = tn_load(at + TN_ROWS);
+    *(float4 *)v->b = tn_load(bt);
+    *(float4 *)(v->b + 4) = tn_load(bt + TN_COLS);
+}
+
+template <bool MINUS> KD_DEV void tn_step(const tn_values &v, float acc[8][8])
+{
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int c = 0; c < 8; c++)
-            acc[i][c] = fmaf(MINUS ? -av[i] : av[i], bv[c], acc[i][c]);
+            acc[i][c] = fmaf(MINUS ? -v.a[i] : v.a[i], v.b[c], acc[i][c]);
 }
 
 /* The first pieces on their way; no thread still reads shared memory from before. */
@@ -91,31 +98,46 @@ KD_DEV void tn_start(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stag
     }
 }
 
-/* After tn_start: acc += a^T b over all s of the job for the block's elements. */
+/* The next piece is there for all, and all have read the one before it for the last time. */
+KD_DEV void tn_arrive(void)
+{
+    kd_copy_wait<TN_STAGES - 2>();
+    kd_sync_block();
+}
+
+/* After tn_start: acc += a^T b over all s of the job for the block's elements. The values of an s
+ * are read while those of the one before are multiplied; after the last they are nobody's. */
 template <bool MINUS>
 KD_DEV void tn_chain(const kd_gpu_tn_job &j, int64_t i0, int64_t j0, float *stages, float acc[8][8])
 {
     tn_source q = tn_source_of(j, i0, j0, TN_STAGES - 1);
     const float *at = stages + tn_top(), *bt = stages + TN_PIECE + tn_left();
     int now = 0, next = (TN_STAGES - 1) * 2 * TN_PIECE;
+    int left = (int)j.S;
+    tn_values v[2];
 
+    tn_arrive();
+    tn_read(at, bt, &v[0]);
 #pragma unroll 1
-    for (int64_t left = j.S; left > 0; left -= TN_DEPTH) {
-        kd_copy_wait<TN_STAGES - 2>();
-        kd_sync_block(); /* the piece is there for all, and all are done with the one before */
+    for (; left >= TN_DEPTH; left -= TN_DEPTH) {
+        const int after = now == (TN_STAGES - 1) * 2 * TN_PIECE ? 0 : now + 2 * TN_PIECE;
         tn_fetch(j, &q, stages + next);
         kd_copy_group();
-        if (left >= TN_DEPTH) {
 #pragma unroll
-            for (int s = 0; s < TN_DEPTH; s++)
-                tn_step<MINUS>(at + now + s * TN_TILE, bt + now + s * TN_TILE, acc);
-        } else {
-#pragma unroll 1
-            for (int s = 0; s < (int)left; s++)
-                tn_step<MINUS>(at + now + s * TN_TILE, bt + now + s * TN_TILE, acc);
+        for (int s = 0; s < TN_DEPTH; s++) {
+            if (s + 1 == TN_DEPTH)
+                tn_arrive();
+            const int from = s + 1 == TN_DEPTH ? after : now + (s + 1) * TN_TILE;
+            tn_read(at + from, bt + from, &v[(s + 1) % 2]);
+            tn_step<MINUS>(v[s % 2], acc);
         }
         next = now;
-        now = now == (TN_STAGES - 1) * 2 * TN_PIECE ? 0 : now + 2 * TN_PIECE;
+        now = after;
+    }
+#pragma unroll 1
+    for (int s = 0; s < left; s++) {
+        tn_read(at + now + s * TN_TILE, bt + now + s * TN_TILE, &v[0]);
+        tn_step<MINUS>(v[0], acc);
     }
 }
 
