@@ -420,8 +420,7 @@ static void count_tiles(struct kd_job *j)
     }
 }
 
-/* Where the largest layer's trunk fits on the device. */
-static int take_trunk_bytes(struct kd_job *j, struct kd_err *err)
+int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
 {
     struct kd_gpu_encoder_facts f;
     if (!j->run->encoder)
@@ -462,7 +461,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
-    if (take_trunk_bytes(j, err) || kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
+    if (kd_job_find_trunk(j, err) || kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
         goto fail;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;
