@@ -34,6 +34,7 @@ struct kd_bench {
     int64_t blocks;     /* encode, decode on a device: at most so many at once; 0: as fit */
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
+    bool account;                    /* forward on a device: where the time goes */
     struct kd_jw *w;                 /* inside "results": [ */
     bool screen;                     /* lines on standard output too */
 };
@@ -67,6 +68,9 @@ void kd_bench_gauss(float *target, int64_t tiles, double scale);
 /* Mean squared error of the states' values, in units of the tiles before the scale. */
 double kd_bench_error(const float *target, const uint16_t *states, int64_t tiles, double scale);
 int kd_bench_forward(const struct kd_bench *b, struct kd_err *err) KD_MUST;
+/* Where the time of steps and of a prefill goes, on a device. */
+struct kd_k3_model;
+int kd_bench_account(const struct kd_bench *b, struct kd_k3_model *m, struct kd_err *err) KD_MUST;
 int kd_bench_serve(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* part of serve */
 

@@ -16,8 +16,9 @@
 
 enum {
     PREFILL = 512,
-    BATCH = 64,       /* at most */
-    DEVICE_SPAN = 256 /* positions of a sequence before it begins anew, on a device */
+    LONG_PREFILL = 4096, /* on a device too */
+    BATCH = 64,          /* at most */
+    DEVICE_SPAN = 256    /* positions of a sequence before it begins anew, on a device */
 };
 
 struct forward {
@@ -26,7 +27,8 @@ struct forward {
     int64_t batch, fed, span;
     int64_t vocab;
     float *logits; /* [BATCH][vocab] */
-    int32_t ids[PREFILL];
+    int32_t ids[LONG_PREFILL];
+    int64_t prompt;   /* tokens of a prefill */
     int device;       /* as struct kd_k3_open has it */
     double copy_gb_s; /* of the device's memory, reads and writes */
     uint8_t *used;    /* [layers][experts] of one step */
@@ -43,7 +45,7 @@ static void close_seqs(struct forward *f)
     f->fed = 0;
 }
 
-/* n new sequences of PREFILL tokens, one after the other, logits of the last. */
+/* n new sequences of `prompt` tokens, one after the other, logits of the last. */
 static int prefill(void *ctx, int64_t n, struct kd_err *err)
 {
     struct forward *f = ctx;
@@ -53,7 +55,7 @@ static int prefill(void *ctx, int64_t n, struct kd_err *err)
         close_seqs(f);
         if (kd_k3_seq_open(&f->seq[0], f->m, err))
             return -1;
-        struct kd_k3_feed feed = {.seq = f->seq[0], .ids = f->ids, .count = PREFILL, .want = 1};
+        struct kd_k3_feed feed = {.seq = f->seq[0], .ids = f->ids, .count = f->prompt, .want = 1};
         if (kd_k3_forward(f->m, &feed, 1, NULL, f->logits, err))
             return -1;
     }
@@ -146,10 +148,13 @@ static int one(const struct kd_bench *b, struct forward *f, const char *name,
     kd_jw_open(b->w, NULL, '{');
     kd_jw_str(b->w, "phase", name);
     kd_jw_int(b->w, "batch", f->batch);
+    kd_jw_int(b->w, "tokens", work == prefill ? f->prompt : f->batch);
     kd_bench_put(b, "tokens_s", &s);
     if (b->screen)
-        printf("%-8s batch %-2lld %9.1f tokens/s (%.1f to %.1f)\n", name, (long long)f->batch,
-               kd_series_median(&s), s.v[0], s.v[s.count - 1]);
+        printf("%-8s %s %-4lld %9.1f tokens/s (%.1f to %.1f)\n", name,
+               work == prefill ? "of   " : "batch",
+               (long long)(work == prefill ? f->prompt : f->batch), kd_series_median(&s), s.v[0],
+               s.v[s.count - 1]);
     int rc = f->device && work == decode
                  ? put_bound(b, f, per_unit / kd_series_median(&s) * 1e3, err)
                  : 0;
@@ -220,10 +225,12 @@ static int run_all(const struct kd_bench *b, struct forward *f, struct kd_err *e
     const struct kd_k3_cfg *c = kd_k3_config(f->m);
     int rc = kd_mem_new(&f->logits, BATCH * f->vocab, sizeof *f->logits, "logits", err) ||
              kd_mem_new(&f->used, c->layers * c->experts, 1, "experts", err);
-    for (int i = 0; i < PREFILL && !rc; i++)
+    for (int i = 0; i < LONG_PREFILL && !rc; i++)
         f->ids[i] = (int32_t)(kd_rand_u64(3, (uint64_t)i) % (uint64_t)f->vocab);
     f->batch = 1;
-    rc = rc || one(b, f, "prefill", prefill, PREFILL, err);
+    for (f->prompt = PREFILL; f->prompt <= (f->device ? LONG_PREFILL : PREFILL) && !rc;
+         f->prompt *= LONG_PREFILL / PREFILL)
+        rc = one(b, f, "prefill", prefill, (double)f->prompt, err);
     for (int i = 0; i < (f->device ? 3 : 2) && !rc; i++) {
         f->batch = batches[i];
         rc = one(b, f, "decode", decode, (double)f->batch, err);
@@ -243,7 +250,8 @@ int kd_bench_forward(const struct kd_bench *b, struct kd_err *err)
     if (!rc) {
         f->vocab = kd_k3_config(f->m)->vocab;
         f->span = f->device ? DEVICE_SPAN : PREFILL;
-        rc = put_model(b, f, kd_clock_s() - start, err) || run_all(b, f, err);
+        rc = put_model(b, f, kd_clock_s() - start, err) ||
+             (b->account ? kd_bench_account(b, f->m, err) : run_all(b, f, err));
     }
     if (!rc) {
         int64_t peak = kd_mem_peak_bytes();

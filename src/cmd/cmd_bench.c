@@ -9,7 +9,7 @@ static struct {
     const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
     double seconds, bpw, trunk_bpw, head_bpw;
     int64_t threads, tiles, prompt, passages, layers, blocks;
-    bool json;
+    bool json, account;
 } o = {.seconds = 1,
        .bpw = 2.3125,
        .trunk_bpw = 4,
@@ -125,6 +125,11 @@ static const struct kd_opt opts[] = {
      .help = "of the shape's lm_head; 0: BF16; default 6",
      .num_min = 0,
      .num_max = 8},
+    {.name = "account",
+     .type = KD_OPT_FLAG,
+     .out = &o.account,
+     .help = "forward on a device: where the time of a step and of a prefill goes, by the device's "
+             "own events"},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
@@ -148,6 +153,7 @@ static int check_options(const char *what, const char *model, struct kd_err *err
                 {"--device", o.device, forward || codec},
                 {"--blocks", o.blocks > 0, codec && o.device},
                 {"--shape", o.shape, forward},
+                {"--account", o.account, forward && o.device},
                 {"MODEL", model, !farm && !codec}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].given && !used[i].fits)
@@ -199,6 +205,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .bpw = o.bpw,
                          .trunk_bpw = o.trunk_bpw,
                          .head_bpw = o.head_bpw,
+                         .account = o.account,
                          .tiles = o.tiles,
                          .ghz = kd_bench_ghz(),
                          .w = &w,
@@ -257,7 +264,9 @@ const struct kd_cmd kd_cmd_bench = {
         "forward on a device also tells what a step of decoding has to move through its memory, "
         "what "
         "that takes at the rate of copying, measured first, and how much more the step took; per "
-        "93 layers too, K3's number.\n\n"
+        "93 layers too, K3's number. With --account it measures nothing of that but the parts of a "
+        "layer, then each of their kernels, with none beginning before the one in front is done, "
+        "beside the step as it is.\n\n"
         "serve opens a server on a free port and is its client: seconds to the end of an answer of "
         "one token for a prompt of --prompt tokens that nobody has sent before (ttft), and for the "
         "same prompt once more (warm); one answer (toks) and sixteen at once (batch), their ratio, "

@@ -18,10 +18,14 @@ struct kd_gpu {
     cudaEvent_t begin, end;
     struct kd_gpu_search_scratch *search; /* NULL before the first */
     int product_blocks;                   /* of a product at once, 0: as many as fit */
+    struct kd_gpu_account_run *account;   /* NULL: none is under way */
 };
 
 /* 0, or -1 with what was tried and CUDA's words for the error. */
 int kd_gpu_failed(cudaError_t rc, struct kd_err *err, const char *what);
+
+/* A kernel of this name was started: ends its time where there is an account of each. */
+void kd_gpu_mark(struct kd_gpu *g, const char *kernel);
 
 /* Device memory that goes with its scope. */
 struct kd_gpu_bytes {

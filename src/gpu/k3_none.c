@@ -1,5 +1,6 @@
 /* K3's operations and graphs in a build without CUDA. Nothing here is reached with a device, for
  * there is none. */
+#include "gpu/account.h"
 #include "gpu/graph.h"
 #include "gpu/k3_ops.h"
 
@@ -162,6 +163,26 @@ int kd_gpu_graph_run(struct kd_gpu *g, const struct kd_gpu_graph *graph, struct 
 void kd_gpu_graph_free(struct kd_gpu_graph *graph)
 {
     (void)graph;
+}
+
+int kd_gpu_account_begin(struct kd_gpu *g, bool each, struct kd_err *err)
+{
+    (void)g;
+    (void)each;
+    return none(err);
+}
+
+void kd_gpu_account_at(struct kd_gpu *g, const char *part)
+{
+    (void)g;
+    (void)part;
+}
+
+int kd_gpu_account_end(struct kd_gpu *g, struct kd_gpu_account *a, struct kd_err *err)
+{
+    (void)g;
+    (void)a;
+    return none(err);
 }
 
 /* NOLINTEND(readability-non-const-parameter) */

@@ -4,6 +4,12 @@
 
 using namespace kd_k3;
 
+static int started(struct kd_gpu *g, struct kd_err *err, const char *what)
+{
+    kd_gpu_mark(g, what);
+    return kd_gpu_failed(cudaGetLastError(), err, what);
+}
+
 extern "C" int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err)
 {
     const struct {
@@ -50,42 +56,42 @@ extern "C" int kd_gpu_k3_embed(struct kd_gpu *g, const struct kd_gpu_k3_batch *b
                                bool bf16, int64_t hidden, float *p, struct kd_err *err)
 {
     launch_embed(*b, table, bf16, hidden, p, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting the embedding");
+    return started(g, err, "starting the embedding");
 }
 
 extern "C" int kd_gpu_k3_mix_run(struct kd_gpu *g, const struct kd_gpu_k3_mix *m,
                                  struct kd_err *err)
 {
     launch_mix(*m, kd_device_is_modern(), g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting a residual mix");
+    return started(g, err, "starting a residual mix");
 }
 
 extern "C" int kd_gpu_k3_norm(struct kd_gpu *g, const float *x, const float *w, float eps,
                               int64_t rows, int64_t n, float *out, struct kd_err *err)
 {
     launch_norm(x, w, eps, rows, n, out, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting a norm");
+    return started(g, err, "starting a norm");
 }
 
 extern "C" int kd_gpu_k3_round(struct kd_gpu *g, float *x, int64_t count, uint16_t *out,
                                struct kd_err *err)
 {
     launch_round(x, count, out, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting to round");
+    return started(g, err, "starting to round");
 }
 
 extern "C" int kd_gpu_k3_finite(struct kd_gpu *g, const float *x, int64_t count, int32_t *bad,
                                 struct kd_err *err)
 {
     launch_finite(x, count, bad, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting a check");
+    return started(g, err, "starting a check");
 }
 
 extern "C" int kd_gpu_k3_situ(struct kd_gpu *g, const float *a, const float *b, float beta,
                               float linear, int64_t count, float *out, struct kd_err *err)
 {
     launch_situ(a, b, beta, linear, count, out, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting an activation");
+    return started(g, err, "starting an activation");
 }
 
 extern "C" int64_t kd_gpu_k3_kda_floats(int64_t heads, int64_t rows)
@@ -102,14 +108,14 @@ extern "C" int kd_gpu_k3_kda_run(struct kd_gpu *g, const struct kd_gpu_k3_batch 
                                  err, "shared memory for KDA"))
         return -1;
     launch_kda(*b, *k, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting KDA");
+    return started(g, err, "starting KDA");
 }
 
 extern "C" int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                                      const struct kd_gpu_k3_latents *m, struct kd_err *err)
 {
     launch_latents(*b, *m, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting the latents' norms");
+    return started(g, err, "starting the latents' norms");
 }
 
 extern "C" int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
@@ -142,7 +148,7 @@ static int attention(struct kd_gpu *g, const mla_args &a, const struct kd_gpu_k3
         launch_mla_fast<LORA>(a, g->stream);
     else
         launch_mla<LORA>(a, m->bf16, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting attention");
+    return started(g, err, "starting attention");
 }
 
 extern "C" int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
@@ -166,5 +172,5 @@ extern "C" int kd_gpu_k3_route_run(struct kd_gpu *g, const struct kd_gpu_k3_rout
                                    struct kd_err *err)
 {
     launch_route(*r, g->stream);
-    return kd_gpu_failed(cudaGetLastError(), err, "starting the router");
+    return started(g, err, "starting the router");
 }

@@ -174,7 +174,10 @@ int kd_gpu_launch(struct kd_gpu *g, const void *kernel, int64_t blocks, int thre
                                            shared > SHARED_MOST ? (int)shared : (int)SHARED_MOST),
                       err, what))
         return -1;
-    return kd_gpu_failed(cudaLaunchKernelExC(&c, kernel, arguments), err, what);
+    if (kd_gpu_failed(cudaLaunchKernelExC(&c, kernel, arguments), err, what))
+        return -1;
+    kd_gpu_mark(g, what);
+    return 0;
 }
 
 extern "C" void kd_gpu_mul_limit(struct kd_gpu *g, int blocks)

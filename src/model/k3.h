@@ -272,6 +272,10 @@ struct kd_k3_feed {
     bool draft; /* at most KD_K3_DRAFT_MAX ids, fed with the bits of one call for each, and
                    kd_k3_seq_keep may take the last of them back */
 };
+/* Where a device's time goes in a forward pass: in the parts of a layer, in each kernel of them (in
+ * both nothing is recorded, and parts begin one after the other), or a step as it is. */
+struct kd_gpu_account;
+enum kd_k3_account_of { KD_K3_ACCOUNT_STEP, KD_K3_ACCOUNT_PARTS, KD_K3_ACCOUNT_KERNELS };
 struct kd_k3_options {
     int64_t experts_used; /* 0: the config's */
     double expert_mass;   /* 0: off; else experts beyond this share of a token's weights are left */
@@ -281,6 +285,8 @@ struct kd_k3_options {
     void (*after_layer)(void *ctx, int64_t layer,
                         const struct kd_k3_stream *s); /* verify, goldens */
     void *after_ctx;
+    struct kd_gpu_account *account; /* gpu/account.h, on a device: is added to; or NULL */
+    enum kd_k3_account_of account_of;
 };
 int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t count,
                   const struct kd_k3_options *o, float *logits, struct kd_err *err) KD_MUST;

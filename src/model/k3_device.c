@@ -109,8 +109,10 @@ static int moe(const struct run *r, int64_t l, struct kd_err *err)
                                              .linear = c->situ_linear,
                                              .y = w->u,
                                              .ldy = c->latent};
-    return kd_k3_device_route(&r->at, l, r->used, r->p->o ? r->p->o->expert_mass : 0, err) ||
-                   kd_gpu_experts_mul(d->layers[l].experts, d->cls, &call, err) ||
+    if (kd_k3_device_route(&r->at, l, r->used, r->p->o ? r->p->o->expert_mass : 0, err))
+        return -1;
+    kd_gpu_account_at(d->g, "experts");
+    return kd_gpu_experts_mul(d->layers[l].experts, d->cls, &call, err) ||
                    kd_k3_device_latent_norm(&r->at, l, err)
                ? -1
                : 0;
@@ -174,6 +176,7 @@ static int layers(struct run *r, struct kd_err *err)
     const struct kd_k3_model *m = r->at.d->m;
     const struct kd_k3_device_work *w = &r->at.d->w;
     r->at.banks = 0;
+    kd_gpu_account_at(r->at.d->g, "embedding");
     if (kd_gpu_k3_embed(r->at.d->g, &r->at.b, r->at.d->embed, r->at.d->embed_bf16, m->cfg.hidden,
                         w->p, err))
         return -1;
@@ -206,16 +209,17 @@ static int head(struct run *r, int64_t first, int64_t count, struct kd_err *err)
     m.norm = r->at.d->norm;
     m.pick = r->pick + first;
     m.out = w->h;
-    return kd_k3_device_mix(&r->at, m, err) || kd_gpu_mul(r->at.d->g, r->at.d->cls, &job, 1, count,
-                                                          w->scratch, w->scratch_bytes, err)
-               ? -1
-               : 0;
+    if (kd_k3_device_mix(&r->at, m, err))
+        return -1;
+    kd_gpu_account_at(r->at.d->g, "head");
+    return kd_gpu_mul(r->at.d->g, r->at.d->cls, &job, 1, count, w->scratch, w->scratch_bytes, err);
 }
 
 static int fetch_logits(const struct run *r, int64_t first, int64_t count, struct kd_err *err)
 {
     const struct kd_k3_device_pass *p = r->p;
     int64_t vocab = r->at.d->m->cfg.vocab;
+    kd_gpu_account_at(r->at.d->g, "logits to the host");
     for (int64_t i = 0, n; i < count; i += n) {
         const int64_t *at = p->place + first + i;
         for (n = 1; i + n < count && at[n] == at[0] + n; n++)
@@ -293,6 +297,7 @@ static int decode(struct run *r, struct kd_err *err)
         if (kd_gpu_graph_end(d->g, &a->graph, err))
             return -1;
     }
+    kd_gpu_account_at(d->g, "a step, recorded");
     return kd_gpu_graph_run(d->g, a->graph, err) || fetch_logits(r, 0, r->p->wanted_count, err) ? -1
                                                                                                 : 0;
 }
@@ -328,6 +333,11 @@ static int check(const struct run *r, struct kd_err *err)
     return 0;
 }
 
+static bool in_parts(const struct kd_k3_options *o)
+{
+    return o && o->account && o->account_of != KD_K3_ACCOUNT_STEP;
+}
+
 static int start(struct run *r, struct kd_err *err)
 {
     struct kd_k3_device *d = r->at.d;
@@ -350,14 +360,29 @@ static int start(struct run *r, struct kd_err *err)
     }
     bool plain = one && !p->topk && !r->seen.p && p->wanted_count <= KD_K3_DEVICE_LOGITS &&
                  (!p->o || p->o->expert_mass <= 0);
-    return plain ? decode(r, err) : prefill(r, err);
+    return plain && !in_parts(p->o) ? decode(r, err) : prefill(r, err);
+}
+
+/* The same, with an account of it. */
+static int start_account(struct run *r, struct kd_err *err)
+{
+    const struct kd_k3_options *o = r->p->o;
+    struct kd_err late;
+    if (kd_gpu_account_begin(r->at.d->g, o->account_of == KD_K3_ACCOUNT_KERNELS, err))
+        return -1;
+    int rc = start(r, err);
+    return kd_gpu_account_end(r->at.d->g, o->account, rc ? &late : err) || rc ? -1 : 0;
 }
 
 int kd_k3_device_run(struct kd_k3_device *d, const struct kd_k3_device_pass *p, struct kd_err *err)
 {
     struct run r = {.at = {.d = d}, .p = p};
     r.used = p->o && p->o->experts_used ? p->o->experts_used : d->m->cfg.topk;
-    int rc = check(&r, err) || start(&r, err) || kd_gpu_wait(d->g, err) ? -1 : 0;
+    const bool account = p->o && p->o->account;
+    int rc = check(&r, err) || (account ? start_account(&r, err) : start(&r, err)) ||
+                     kd_gpu_wait(d->g, err)
+                 ? -1
+                 : 0;
     if (r.seen.p)
         kd_k3_stream_release(&r.seen);
     return rc ? kd_wrap(err, "cuda:%d", d->index) : 0;

@@ -7,6 +7,7 @@
 #ifndef KD_MODEL_K3_DEVICE_H
 #define KD_MODEL_K3_DEVICE_H
 
+#include "gpu/account.h"
 #include "gpu/graph.h"
 #include "gpu/k3_ops.h"
 #include "gpu/product.h"

@@ -205,10 +205,21 @@ int kd_k3_device_mul(const struct kd_k3_device_at *at, int64_t l, enum kd_k3_dev
                      struct kd_err *err)
 {
     struct kd_k3_device *d = at->d;
+    static const char *const part[KD_K3_LISTS] = {"KDA's projections",
+                                                  "KDA's gate",
+                                                  "MLA's projections",
+                                                  "MLA's queries",
+                                                  "attention's out",
+                                                  "latents in, router",
+                                                  "MLP in",
+                                                  "FFN in",
+                                                  "FFN out"};
     struct kd_gpu_job jobs[KD_GPU_JOBS];
     int n = list_of(d, l, list, jobs);
-    return n ? kd_gpu_mul(d->g, d->cls, jobs, n, at->b.rows, d->w.scratch, d->w.scratch_bytes, err)
-             : 0;
+    if (!n)
+        return 0;
+    kd_gpu_account_at(d->g, part[list]);
+    return kd_gpu_mul(d->g, d->cls, jobs, n, at->b.rows, d->w.scratch, d->w.scratch_bytes, err);
 }
 
 static int kda(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err)
@@ -236,11 +247,10 @@ static int kda(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err)
                                     .state = D->state,
                                     .y = w->y,
                                     .work = w->chunks};
-    return kd_k3_device_mul(at, l, KD_K3_KDA_IN, err) ||
-                   kd_k3_device_mul(at, l, KD_K3_KDA_GATE, err) ||
-                   kd_gpu_k3_kda_run(at->d->g, &at->b, &k, err)
-               ? -1
-               : 0;
+    if (kd_k3_device_mul(at, l, KD_K3_KDA_IN, err) || kd_k3_device_mul(at, l, KD_K3_KDA_GATE, err))
+        return -1;
+    kd_gpu_account_at(at->d->g, "KDA");
+    return kd_gpu_k3_kda_run(at->d->g, &at->b, &k, err);
 }
 
 int kd_k3_device_q_latent(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err)
@@ -279,10 +289,10 @@ static int mla(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err)
                                     .work = w->mla,
                                     .parts = at->parts,
                                     .y = w->y};
-    return kd_k3_device_q_latent(at, l, err) || kd_k3_device_mul(at, l, KD_K3_MLA_QUERY, err) ||
-                   kd_gpu_k3_mla_run(at->d->g, &at->b, &m, err)
-               ? -1
-               : 0;
+    if (kd_k3_device_q_latent(at, l, err) || kd_k3_device_mul(at, l, KD_K3_MLA_QUERY, err))
+        return -1;
+    kd_gpu_account_at(at->d->g, "MLA");
+    return kd_gpu_k3_mla_run(at->d->g, &at->b, &m, err);
 }
 
 /* The router over what KD_K3_LATENT_IN made. */
@@ -302,6 +312,7 @@ int kd_k3_device_route(const struct kd_k3_device_at *at, int64_t l, int64_t used
                                           .bias = at->d->layers[l].router_bias,
                                           .ids = w->ids,
                                           .w = w->weight};
+    kd_gpu_account_at(at->d->g, "router");
     return kd_gpu_k3_route_run(at->d->g, &route, err);
 }
 
@@ -310,6 +321,7 @@ int kd_k3_device_latent_norm(const struct kd_k3_device_at *at, int64_t l, struct
     const struct kd_k3_device_layer *D = &at->d->layers[l];
     const struct kd_k3_cfg *c = &at->d->m->cfg;
     float *u = at->d->w.u;
+    kd_gpu_account_at(at->d->g, "latents' norm");
     return D->routed_norm
                ? kd_gpu_k3_norm(at->d->g, u, D->routed_norm, c->eps, at->b.rows, c->latent, u, err)
                : 0;
@@ -320,6 +332,7 @@ int kd_k3_device_mlp(const struct kd_k3_device_at *at, int64_t l, struct kd_err 
     const struct kd_k3_layer *L = &at->d->m->layers[l];
     const struct kd_k3_device_work *w = &at->d->w;
     const struct kd_k3_cfg *c = &at->d->m->cfg;
+    kd_gpu_account_at(at->d->g, "SiTU");
     return L->gate.type != KD_MAT_NONE
                ? kd_gpu_k3_situ(at->d->g, w->inner, w->up, c->situ_beta, c->situ_linear,
                                 at->b.rows * L->gate.rows, w->inner, err)
@@ -338,6 +351,7 @@ int kd_k3_device_mix(struct kd_k3_device_at *at, struct kd_gpu_k3_mix m, struct 
     m.banks = at->banks;
     m.eps = c->eps;
     at->banks += m.push;
+    kd_gpu_account_at(at->d->g, "residual mix");
     return kd_gpu_k3_mix_run(at->d->g, &m, err);
 }
 

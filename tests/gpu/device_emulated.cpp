@@ -6,6 +6,7 @@
 #include "gpu/k3_launch.cuh"
 
 extern "C" {
+#include "gpu/account.h"
 #include "gpu/graph.h"
 #include "gpu/product.h"
 #include "kern/mat.h"
@@ -24,6 +25,7 @@ struct kd_gpu {
     std::vector<std::function<void()>> recorded;
     int64_t held; /* bytes */
     std::mutex lock;
+    struct kd_gpu_account *account;
 };
 
 struct kd_gpu_graph {
@@ -407,6 +409,37 @@ int kd_gpu_graph_run(struct kd_gpu *, const struct kd_gpu_graph *graph, struct k
 void kd_gpu_graph_free(struct kd_gpu_graph *graph)
 {
     delete graph;
+}
+
+/* Parts by name, each time of no length. */
+int kd_gpu_account_begin(struct kd_gpu *g, bool, struct kd_err *)
+{
+    not_recorded(g, "an account");
+    g->account = new kd_gpu_account{};
+    return 0;
+}
+
+void kd_gpu_account_at(struct kd_gpu *g, const char *part)
+{
+    struct kd_gpu_account *a = g->account;
+    int i = 0;
+    if (!a)
+        return;
+    while (i < a->rows && strcmp(a->row[i].part, part))
+        i++;
+    if (i == KD_GPU_ACCOUNT_ROWS)
+        abort();
+    a->rows += i == a->rows;
+    a->row[i].part = part;
+    a->row[i].count++;
+}
+
+int kd_gpu_account_end(struct kd_gpu *g, struct kd_gpu_account *a, struct kd_err *)
+{
+    *a = *g->account;
+    delete g->account;
+    g->account = nullptr;
+    return 0;
 }
 
 int kd_gpu_k3_fits(const struct kd_gpu_k3_shape *s, struct kd_err *err)

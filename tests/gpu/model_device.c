@@ -6,7 +6,7 @@
  * none; linked with tests/gpu/device_emulated.cpp it runs everywhere, on short prompts. Bounds are
  * of the largest value compared (docs/numerics.md). */
 #include "base/mem.h"
-#include "gpu/gpu.h"
+#include "gpu/account.h"
 #include "model/k3.h"
 #include "must.h"
 
@@ -369,6 +369,30 @@ static void check_model(const char *dir, bool checks)
     kd_pool_close(p.run.pool);
 }
 
+/* An account of a pass names each part of every layer and changes no bits. */
+static void check_account(struct kd_k3_model *m, const int32_t *ids, int64_t count,
+                          const float *want)
+{
+    const struct kd_k3_cfg *c = kd_k3_config(m);
+    struct kd_gpu_account a = {0};
+    const struct kd_k3_options o = {.account = &a, .account_of = KD_K3_ACCOUNT_PARTS};
+    struct kd_k3_seq *s;
+    float *l = floats(count * c->vocab);
+    int64_t found = 0, moe = 0;
+    must(kd_k3_seq_open(&s, m, &err));
+    struct kd_k3_feed f = {.seq = s, .ids = ids, .count = count, .want = 2};
+    must(kd_k3_forward(m, &f, 1, &o, l, &err));
+    for (int64_t i = 0; i < c->layers; i++)
+        moe += kd_k3_is_moe(c, i);
+    for (int i = 0; i < a.rows; i++)
+        found += (!strcmp(a.row[i].part, "experts") && a.row[i].count == moe) +
+                 (!strcmp(a.row[i].part, "attention's out") && a.row[i].count == c->layers);
+    hold(found == 2 && moe > 0, "an account's parts");
+    hold(!memcmp(l, want, (size_t)(count * c->vocab) * sizeof *l), "an account changes bits");
+    kd_k3_seq_close(s);
+    kd_mem_free(l);
+}
+
 /* A model of a shape alone runs, and its traffic is what its matrices weigh. */
 static void check_made(const char *dir)
 {
@@ -397,6 +421,7 @@ static void check_made(const char *dir)
     double most = greatest(l, 2 * c->vocab);
     printf("  made of %lld layers: logits up to %.3g\n", (long long)kd_k3_config(m)->layers, most);
     hold(most > 1e-3 && most < 1e6, "a made model's logits");
+    check_account(m, ids, 2, l);
     kd_k3_seq_close(s);
     kd_k3_close(m);
     kd_k3_close(cpu);
