@@ -38,6 +38,14 @@ struct kd_gpu_account_run {
     cudaError_t failed;
 };
 
+/* What a graph records happens when it runs, which is when nobody looks. */
+static bool is_recorded(struct kd_gpu *g)
+{
+    enum cudaStreamCaptureStatus now = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(g->stream, &now) != cudaSuccess ||
+           now != cudaStreamCaptureStatusNone;
+}
+
 static void mark(struct kd_gpu *g, const char *kernel)
 {
     struct kd_gpu_account_run *r = g->account;
@@ -53,7 +61,7 @@ static void mark(struct kd_gpu *g, const char *kernel)
 
 void kd_gpu_mark(struct kd_gpu *g, const char *kernel)
 {
-    if (g->account && g->account->each)
+    if (g->account && g->account->each && !is_recorded(g))
         mark(g, kernel);
 }
 
@@ -69,7 +77,7 @@ extern "C" int kd_gpu_account_begin(struct kd_gpu *g, bool each, struct kd_err *
 
 extern "C" void kd_gpu_account_at(struct kd_gpu *g, const char *part)
 {
-    if (!g->account)
+    if (!g->account || is_recorded(g))
         return;
     if (!g->account->each && g->account->part)
         mark(g, NULL);
