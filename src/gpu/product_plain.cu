@@ -7,29 +7,43 @@ using namespace kd_plain;
 namespace
 {
 
-template <type TYPE, int TOKENS>
-int launch(struct kd_gpu *g, dense_args *a, int64_t limit, struct kd_err *err)
+template <type TYPE, int TOKENS, int EACH>
+int launch(struct kd_gpu *g, dense_args *a, struct kd_err *err)
 {
-    using s = shape<TYPE, TOKENS>;
+    using s = shape<TYPE, TOKENS, EACH>;
+    const int64_t limit = g->product_blocks;
     void *arguments[] = {a};
 
     for (int j = 0; j < a->jobs; j++) {
         a->job[j].first = a->tasks;
         a->tasks += (a->job[j].w.rows + s::rows - 1) / s::rows;
     }
-    return kd_gpu_launch(g, (const void *)multiply_plain<TYPE, TOKENS>,
+    return kd_gpu_launch(g, (const void *)multiply_plain<TYPE, TOKENS, EACH>,
                          limit > 0 && limit < a->tasks ? limit : a->tasks, s::threads,
                          s::pieces * s::bytes, arguments, "a product", err);
 }
 
-template <type TYPE>
-int launch_type(struct kd_gpu *g, dense_args *a, int64_t limit, struct kd_err *err)
+/* In tiles of several rows, if those are enough for all multiprocessors. */
+template <type TYPE, int TOKENS>
+int launch_tiles(struct kd_gpu *g, dense_args *a, struct kd_err *err)
 {
-    return a->tokens <= 1   ? launch<TYPE, 1>(g, a, limit, err)
-           : a->tokens <= 2 ? launch<TYPE, 2>(g, a, limit, err)
-           : a->tokens <= 4 ? launch<TYPE, 4>(g, a, limit, err)
-           : a->tokens <= 8 ? launch<TYPE, 8>(g, a, limit, err)
-                            : launch<TYPE, 16>(g, a, limit, err);
+    if constexpr (TYPE != MXFP4) {
+        int64_t rows = 0;
+        for (int j = 0; j < a->jobs; j++)
+            rows += a->job[j].w.rows;
+        if (rows >= (int64_t)g->facts.sms * shape<TYPE, TOKENS, TILE_ROWS>::rows)
+            return launch<TYPE, TOKENS, TILE_ROWS>(g, a, err);
+    }
+    return launch<TYPE, TOKENS, 1>(g, a, err);
+}
+
+template <type TYPE> int launch_type(struct kd_gpu *g, dense_args *a, struct kd_err *err)
+{
+    return a->tokens <= 1   ? launch_tiles<TYPE, 1>(g, a, err)
+           : a->tokens <= 2 ? launch_tiles<TYPE, 2>(g, a, err)
+           : a->tokens <= 4 ? launch_tiles<TYPE, 4>(g, a, err)
+           : a->tokens <= 8 ? launch_tiles<TYPE, 8>(g, a, err)
+                            : launch_tiles<TYPE, 16>(g, a, err);
 }
 
 struct dense_args args_of(const struct kd_gpu_job *jobs, int count, int64_t from, int64_t rows)
@@ -57,11 +71,11 @@ int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count,
 
     switch (jobs[0].w->type) {
     case KD_GPU_MAT_F32:
-        return launch_type<F32>(g, &a, g->product_blocks, err);
+        return launch_type<F32>(g, &a, err);
     case KD_GPU_MAT_BF16:
-        return launch_type<BF16>(g, &a, g->product_blocks, err);
+        return launch_type<BF16>(g, &a, err);
     default:
-        return launch_type<MXFP4>(g, &a, g->product_blocks, err);
+        return launch_type<MXFP4>(g, &a, err);
     }
 }
 

@@ -12,7 +12,7 @@ namespace kd_plain
 {
 
 enum type { F32, BF16, MXFP4 };
-enum { PIECE = 128 };
+enum { TILE_ROWS = 6 }; /* of a thread, where matrices have enough for all multiprocessors */
 
 /* ld bytes between rows, a multiple of 16; lds between rows of scales, a multiple of 4. */
 struct matrix {
@@ -32,44 +32,65 @@ struct task {
     int32_t tokens, first;
 };
 
-template <type TYPE, int TOKENS> struct shape {
-    static constexpr int lanes = TYPE == MXFP4 ? 8 : 4; /* of a thread */
-    static constexpr int row_threads = 16 / lanes;
-    static constexpr int each = TYPE != MXFP4 && TOKENS > 4 ? 2 : 1; /* rows of a thread */
+/* F32 and BF16: what a thread reads from shared memory is to serve many products, so it has up to
+ * eight tokens and several rows, but just two lanes. With a row alone, pieces are longer, as there
+ * is a barrier for each. */
+template <type TYPE, int TOKENS, int EACH = 1> struct shape {
+    static constexpr bool tiled = TYPE != MXFP4;
+    static constexpr int piece = tiled && EACH == 1 ? 256 : 128; /* inputs */
+    static constexpr int lanes = tiled ? 2 : 8;                  /* of a thread */
+    static constexpr int parts = 16 / lanes; /* threads that share a row and tokens */
+    static constexpr int halves = tiled && TOKENS > 4 ? 2 : 1;
+    static constexpr int tokens = TOKENS / halves; /* of a thread */
     static constexpr int threads = TOKENS > 4 ? 128 : 64;
-    static constexpr int rows = threads / row_threads * each;
-    static constexpr int row_bytes = TYPE == F32 ? 512 : TYPE == BF16 ? 256 : 64;
-    /* Between rows in shared memory, so that rows that are read at once lie in other banks. */
+    static constexpr int groups = threads / parts / halves; /* of threads that share a row */
+    static constexpr int rows = groups * EACH;
+    static constexpr int row_bytes = (TYPE == F32    ? 4 * piece
+                                      : TYPE == BF16 ? 2 * piece
+                                                     : piece / 2);
+    /* Between rows in shared memory, so that rows that are read at once lie in other banks; the
+     * second half of the tokens, too. */
     static constexpr int stride = row_bytes + (TYPE == F32 ? 64 : TYPE == BF16 ? 32 : 16);
+    static constexpr int half_stride = tokens * piece * 4 + 64;
     static constexpr int scales_at = rows * stride;
     static constexpr int x_at = scales_at + (TYPE == MXFP4 ? 4 * rows : 0);
-    static constexpr int bytes = x_at + TOKENS * PIECE * 4;
-    static constexpr int pieces = TOKENS <= 4 ? 6 : TYPE == F32 ? 2 : 3; /* at a time */
+    static constexpr int bytes = x_at + halves * half_stride;
+    static constexpr int most = (96 << 10) / bytes;
+    static constexpr int pieces = most < 6 ? most : 6; /* at a time */
 };
 
 /* Piece p of all rows and of x on its way into shared memory. */
-template <type TYPE, int TOKENS> KD_DEV void fetch(const task &k, int piece, unsigned char *to)
+template <type TYPE, int TOKENS, int EACH>
+KD_DEV void fetch(const task &k, int piece, unsigned char *to)
 {
-    using s = shape<TYPE, TOKENS>;
-    constexpr int parts = s::row_bytes / 16;
-    const int64_t at = (int64_t)piece * s::row_bytes;
+    using s = shape<TYPE, TOKENS, EACH>;
+    constexpr int parts = s::row_bytes / 16, some = s::threads / parts;
+    constexpr int wide = s::piece / 4, much = s::threads / wide;
+    const int c = kd_thread() % parts * 16, x = kd_thread() % wide * 4;
+    const int64_t at = (int64_t)piece * s::row_bytes + c, col = (int64_t)piece * s::piece + x;
 
-    for (int i = kd_thread(); i < s::rows * parts; i += s::threads) {
-        const int r = i / parts, c = i % parts * 16;
-        if (k.first + r < k.w.rows && at + c < k.w.ld)
-            kd_copy16(to + r * s::stride + c, k.w.w + (k.first + r) * k.w.ld + at + c);
-    }
+    /* Past the last row that one again, which nobody reads. */
+    if (at < k.w.ld)
+#pragma unroll
+        for (int n = 0; n < s::rows; n += some) {
+            const int r = n + kd_thread() / parts, row = k.first + r;
+            kd_copy16(to + r * s::stride + c,
+                      k.w.w + (row < k.w.rows ? row : k.w.rows - 1) * k.w.ld + at);
+        }
     if (TYPE == MXFP4)
         for (int r = kd_thread(); r < s::rows; r += s::threads)
             if (k.first + r < k.w.rows && 4 * piece < k.w.lds)
                 kd_copy4(to + s::scales_at + 4 * r,
                          k.w.scale + (k.first + r) * k.w.lds + 4 * piece);
-    for (int i = kd_thread(); i < k.tokens * (PIECE / 4); i += s::threads) {
-        const int t = i / (PIECE / 4), c = i % (PIECE / 4) * 4, col = piece * PIECE + c;
-        if (col < k.w.cols)
-            kd_copy16(to + s::x_at + (t * PIECE + c) * 4,
-                      k.x + (k.from ? (int64_t)k.from[t] : t) * k.ldx + col);
-    }
+    if (col < k.w.cols)
+#pragma unroll
+        for (int n = 0; n < TOKENS; n += much) {
+            const int t = n + kd_thread() / wide;
+            if (t < k.tokens)
+                kd_copy16(to + s::x_at + t / s::tokens * s::half_stride +
+                              (t % s::tokens * s::piece + x) * 4,
+                          k.x + (k.from ? (int64_t)k.from[t] : t) * k.ldx + col);
+        }
     kd_copy_group();
 }
 
@@ -79,17 +100,13 @@ KD_DEV void weights(const unsigned char *row, const unsigned char *scale, int i,
                     float w[LANES])
 {
     if constexpr (TYPE == F32) {
-        const float4 v = *(const float4 *)(row + 64 * i + 16 * part);
+        const float2 v = *(const float2 *)(row + 64 * i + 8 * part);
         w[0] = v.x;
         w[1] = v.y;
-        w[2] = v.z;
-        w[3] = v.w;
     } else if constexpr (TYPE == BF16) {
-        const uint2 v = *(const uint2 *)(row + 32 * i + 8 * part);
-        w[0] = kd_bits_f32(v.x << 16);
-        w[1] = kd_bits_f32(v.x & 0xffff0000u);
-        w[2] = kd_bits_f32(v.y << 16);
-        w[3] = kd_bits_f32(v.y & 0xffff0000u);
+        const uint32_t v = *(const uint32_t *)(row + 32 * i + 4 * part);
+        w[0] = kd_bits_f32(v << 16);
+        w[1] = kd_bits_f32(v & 0xffff0000u);
     } else {
         /* A code's three bits as an fp32's exponent and mantissa are its value over 2^126; that
          * product is exact, so the one with the scale rounds once. */
@@ -104,90 +121,122 @@ KD_DEV void weights(const unsigned char *row, const unsigned char *scale, int i,
     }
 }
 
-/* One step of 16 inputs, of which `left` are there. */
-template <type TYPE, int TOKENS, bool WHOLE>
-KD_DEV void step(const unsigned char *piece, int i, int left,
-                 float sum[shape<TYPE, TOKENS>::each][TOKENS][shape<TYPE, TOKENS>::lanes])
+/* LANES inputs of a row of activations. */
+template <int LANES> KD_DEV void inputs(const float *x, float v[LANES])
 {
-    using s = shape<TYPE, TOKENS>;
-    const int part = kd_thread() % s::row_threads, row = kd_thread() / s::row_threads;
-    const float *x = (const float *)(piece + s::x_at) + 16 * i + s::lanes * part;
-    float w[s::each][s::lanes];
+    if constexpr (LANES == 2) {
+        const float2 f = *(const float2 *)x;
+        v[0] = f.x;
+        v[1] = f.y;
+    } else {
+#pragma unroll
+        for (int l = 0; l < LANES; l += 4) {
+            const float4 f = *(const float4 *)(x + l);
+            v[l] = f.x;
+            v[l + 1] = f.y;
+            v[l + 2] = f.z;
+            v[l + 3] = f.w;
+        }
+    }
+}
+
+/* One step of 16 inputs, of which `left` are there. */
+template <type TYPE, int TOKENS, int EACH, bool WHOLE>
+KD_DEV void step(const unsigned char *piece, int i, int left,
+                 float (*sum)[shape<TYPE, TOKENS, EACH>::tokens][shape<TYPE, TOKENS, EACH>::lanes])
+{
+    using s = shape<TYPE, TOKENS, EACH>;
+    const int part = kd_thread() % s::parts, half = kd_thread() / s::parts % s::halves,
+              group = kd_thread() / s::parts / s::halves;
+    const float *x =
+        (const float *)(piece + s::x_at + half * s::half_stride) + 16 * i + s::lanes * part;
+    float w[EACH][s::lanes];
 
 #pragma unroll
-    for (int e = 0; e < s::each; e++) {
-        const int r = row + e * (s::rows / s::each);
+    for (int e = 0; e < EACH; e++) {
+        const int r = group + e * s::groups;
         weights<TYPE, s::lanes>(piece + r * s::stride, piece + s::scales_at + 4 * r, i, part, w[e]);
     }
 #pragma unroll
-    for (int t = 0; t < TOKENS; t++)
+    for (int t = 0; t < s::tokens; t++) {
+        float u[s::lanes];
+        inputs<s::lanes>(x + t * s::piece, u);
 #pragma unroll
-        for (int l = 0; l < s::lanes; l += 4) {
-            const float4 v = *(const float4 *)(x + t * PIECE + l);
-            const float u[4] = {v.x, v.y, v.z, v.w};
+        for (int e = 0; e < EACH; e++)
 #pragma unroll
-            for (int e = 0; e < s::each; e++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (WHOLE || s::lanes * part + l + j < left)
-                        sum[e][t][l + j] = fmaf(w[e][l + j], u[j], sum[e][t][l + j]);
-        }
+            for (int l = 0; l < s::lanes; l++)
+                if (WHOLE || s::lanes * part + l < left)
+                    sum[e][t][l] = fmaf(w[e][l], u[l], sum[e][t][l]);
+    }
 }
 
-/* DOT16's fold; lanes lie 4 or 8 to a thread. */
+/* DOT16's fold; lanes lie 2, 4 or 8 to a thread. */
 template <int LANES> KD_DEV float fold(float v[LANES])
 {
 #pragma unroll
     for (int l = 0; l < LANES; l++)
-        v[l] += kd_shuffle_xor(v[l], LANES == 4 ? 2 : 1);
+        v[l] += kd_shuffle_xor(v[l], 8 / LANES);
+    if constexpr (LANES == 2) {
 #pragma unroll
-    for (int l = 0; l < 4; l++)
-        v[l] += LANES == 4 ? kd_shuffle_xor(v[l], 1) : v[LANES - 4 + l];
-    return (v[0] + v[2]) + (v[1] + v[3]);
+        for (int l = 0; l < 2; l++)
+            v[l] += kd_shuffle_xor(v[l], 2);
+#pragma unroll
+        for (int l = 0; l < 2; l++)
+            v[l] += kd_shuffle_xor(v[l], 1);
+        return v[0] + v[1];
+    } else {
+#pragma unroll
+        for (int l = 0; l < 4; l++)
+            v[l] += LANES == 4 ? kd_shuffle_xor(v[l], 1) : v[LANES - 4 + l];
+        return (v[0] + v[2]) + (v[1] + v[3]);
+    }
 }
 
 /* A block's work; its shared memory has shape::pieces * shape::bytes. */
-template <type TYPE, int TOKENS> KD_DEV void multiply(const task &k, unsigned char *memory)
+template <type TYPE, int TOKENS, int EACH = 1>
+KD_DEV void multiply(const task &k, unsigned char *memory)
 {
-    using s = shape<TYPE, TOKENS>;
+    using s = shape<TYPE, TOKENS, EACH>;
     constexpr int ahead = s::pieces - 1;
-    const int pieces = (k.w.cols + PIECE - 1) / PIECE;
-    float sum[s::each][TOKENS][s::lanes] = {};
+    const int pieces = (k.w.cols + s::piece - 1) / s::piece;
+    float sum[EACH][s::tokens][s::lanes] = {};
 
 #pragma unroll 1
     for (int p = 0; p < ahead; p++)
         if (p < pieces)
-            fetch<TYPE, TOKENS>(k, p, memory + p * s::bytes);
+            fetch<TYPE, TOKENS, EACH>(k, p, memory + p * s::bytes);
         else
             kd_copy_group();
 #pragma unroll 1
     for (int p = 0; p < pieces; p++) {
         const unsigned char *piece = memory + p % s::pieces * s::bytes;
-        const int left = k.w.cols - p * PIECE;
+        const int left = k.w.cols - p * s::piece;
 
         kd_copy_wait<ahead - 1>();
         kd_sync_block();
         if (p + ahead < pieces)
-            fetch<TYPE, TOKENS>(k, p + ahead, memory + (p + ahead) % s::pieces * s::bytes);
+            fetch<TYPE, TOKENS, EACH>(k, p + ahead, memory + (p + ahead) % s::pieces * s::bytes);
         else
             kd_copy_group();
-        if (left >= PIECE) {
-#pragma unroll
-            for (int i = 0; i < PIECE / 16; i++)
-                step<TYPE, TOKENS, true>(piece, i, 16, sum);
+        if (left >= s::piece) {
+#pragma unroll 8
+            for (int i = 0; i < s::piece / 16; i++)
+                step<TYPE, TOKENS, EACH, true>(piece, i, 16, sum);
         } else {
 #pragma unroll 1
             for (int i = 0; 16 * i < left; i++)
-                step<TYPE, TOKENS, false>(piece, i, left - 16 * i, sum);
+                step<TYPE, TOKENS, EACH, false>(piece, i, left - 16 * i, sum);
         }
     }
+    const int half = kd_thread() / s::parts % s::halves, group = kd_thread() / s::parts / s::halves;
 #pragma unroll
-    for (int e = 0; e < s::each; e++) {
-        const int row = k.first + kd_thread() / s::row_threads + e * (s::rows / s::each);
+    for (int e = 0; e < EACH; e++) {
+        const int row = k.first + group + e * s::groups;
 #pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            const float y = fold<s::lanes>(sum[e][t]);
-            if (kd_thread() % s::row_threads == 0 && row < k.w.rows && t < k.tokens)
+        for (int j = 0; j < s::tokens; j++) {
+            const float y = fold<s::lanes>(sum[e][j]);
+            const int t = half * s::tokens + j;
+            if (kd_thread() % s::parts == 0 && row < k.w.rows && t < k.tokens)
                 k.y[(k.to ? (int64_t)k.to[t] : t) * k.ldy + row] = y;
         }
     }
@@ -207,8 +256,9 @@ struct dense_args {
     int32_t jobs, tokens, tasks;
 };
 
-template <type TYPE, int TOKENS>
-KD_KERNEL void KD_BOUNDS((shape<TYPE, TOKENS>::threads), 1) multiply_plain(KD_ARGS dense_args a)
+template <type TYPE, int TOKENS, int EACH>
+KD_KERNEL void KD_BOUNDS((shape<TYPE, TOKENS, EACH>::threads), 1)
+    multiply_plain(KD_ARGS dense_args a)
 {
     KD_SHARED(memory);
 
@@ -221,8 +271,8 @@ KD_KERNEL void KD_BOUNDS((shape<TYPE, TOKENS>::threads), 1) multiply_plain(KD_AR
         const dense_job &job = a.job[j];
         const task k = {job.w,   job.x,    job.y,
                         job.ldx, job.ldy,  nullptr,
-                        nullptr, a.tokens, (i - job.first) * shape<TYPE, TOKENS>::rows};
-        multiply<TYPE, TOKENS>(k, memory);
+                        nullptr, a.tokens, (i - job.first) * shape<TYPE, TOKENS, EACH>::rows};
+        multiply<TYPE, TOKENS, EACH>(k, memory);
     }
 }
 

@@ -1,7 +1,7 @@
 /* Products on a device against the CPU's, and their speed beside what the device can read and
  * issue. Without a device: 77, a skip. An argument "short" leaves the times out, "quick" most of
  * the cases and times, "profile" all but three products (for a profiler); "many": products of many
- * rows alone. */
+ * rows alone; "plain": those of F32, BF16 and MXFP4. */
 #include "gpu/gemm_device.cuh"
 
 /* y of the first T rows. */
@@ -191,13 +191,16 @@ static void profile(struct kd_gpu *g)
 
 static void time_plains(struct kd_gpu *g, const struct limits *l)
 {
-    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 1);
-    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 4);
-    time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, 16);
-    time_plain(g, l, KD_GPU_MAT_BF16, 896, 7168, 1);
+    for (int64_t T : {1, 2, 4, 8, 16}) {
+        time_plain(g, l, KD_GPU_MAT_BF16, 12288, 7168, T);
+        time_plain(g, l, KD_GPU_MAT_MXFP4, 12288, 7168, T);
+    }
+    for (int64_t T : {1, 4, 8, 16}) {
+        time_plain(g, l, KD_GPU_MAT_BF16, 896, 7168, T);
+        time_plain(g, l, KD_GPU_MAT_F32, 896, 7168, T);
+    }
     time_plain(g, l, KD_GPU_MAT_BF16, 163840, 7168, 1);
-    time_plain(g, l, KD_GPU_MAT_F32, 896, 7168, 1);
-    time_plain(g, l, KD_GPU_MAT_MXFP4, 12288, 7168, 1);
+    time_plain(g, l, KD_GPU_MAT_BF16, 163840, 7168, 16);
 }
 
 static void time_all(struct kd_gpu *g, bool quick)
@@ -254,6 +257,13 @@ int main(int argc, char **argv)
         bad |= hold_many(g, &k) | hold_plain(g, &k) | hold_experts(g, &k, false);
         const struct limits all = limits_of(g, 0);
         time_many(g, &all, false);
+        kd_gpu_close(g);
+        return bad;
+    }
+    if (argc > 1 && !strcmp(argv[1], "plain")) {
+        bad |= hold_plain(g, &k);
+        const struct limits all = limits_of(g, 0);
+        time_plains(g, &all);
         kd_gpu_close(g);
         return bad;
     }
