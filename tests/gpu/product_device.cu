@@ -112,7 +112,7 @@ static double instructions(enum kd_gpu_class cls, unsigned rate16)
 {
     if (cls == KD_GPU_VALUES)
         return rate16 == 32 ? 4.0 : 4.2;
-    return rate16 == 32 ? 3.3 : rate16 == 37 ? 4.1 : rate16 == 48 ? 3.6 : 3.4;
+    return rate16 == 32 ? 3.2 : rate16 == 37 ? 3.7 : rate16 == 48 ? 3.8 : 3.1;
 }
 
 static void time_one(struct kd_gpu *g, const struct limits *l, enum kd_gpu_class cls,
