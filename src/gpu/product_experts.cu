@@ -215,7 +215,9 @@ int run_some(struct kd_gpu_experts *e, enum kd_gpu_class cls, const struct kd_gp
     a.counter = e->counter;
     a.beta = c->beta;
     a.linear = c->linear;
-    if (kd_gpu_launch(e->g, (const void *)plan_pairs, 1, PAIRS, sizeof(plan_shared), plan_list,
+    const bool few = tokens * c->top <= 32;
+    if (kd_gpu_launch(e->g, few ? (const void *)plan_few : (const void *)plan_pairs, 1,
+                      few ? 32 : (int)PAIRS, few ? 0 : (int64_t)sizeof(plan_shared), plan_list,
                       "a plan of experts", err) ||
         (exl3 ? run_exl3(e, &p, &a, tokens * c->top, err)
               : run_mxfp4(e, tokens == 1, &a, tokens * c->top, err)))

@@ -29,9 +29,9 @@ struct group {
 struct plan {
     int32_t groups, places;
     group of[PAIRS];
-    int32_t pair[PAIRS], token[PAIRS]; /* of a place */
-    int32_t order[PAIRS];              /* [token][top] places by ascending expert */
-    int32_t used[PAIRS];               /* [token] of those */
+    int32_t token[PAIRS];                /* of a place */
+    int32_t order[PAIRS], choice[PAIRS]; /* [token][top] places by ascending expert, their pairs */
+    int32_t used[PAIRS];                 /* [token] of those */
 };
 
 /* One of the two halves: w1 and w3 with SiTU, or w2. */

@@ -65,9 +65,52 @@ KD_KERNEL void KD_BOUNDS(PAIRS, 1) plan_pairs(KD_ARGS plan_args a)
         a.to->used[token] = used;
     if (id >= 0) {
         const int place = s->count[id] + rank;
-        a.to->pair[place] = i;
         a.to->token[place] = token;
         a.to->order[token * a.top + before] = place;
+        a.to->choice[token * a.top + before] = i;
+    }
+}
+
+/* The same by one warp, for as many pairs as it has lanes: a token's experts, mostly. */
+KD_KERNEL void KD_BOUNDS(32, 1) plan_few(KD_ARGS plan_args a)
+{
+    const int i = kd_thread(), pairs = a.tokens * a.top, token = i / a.top;
+    int place = 0, rank = 0, count = 0, before = 0, used = 0, places = 0, at = 0, groups = 0;
+
+    kd_launch_next();
+    kd_launch_wait();
+    const int id = i < pairs && a.ids[i] < a.experts ? a.ids[i] : -1;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        const int other = kd_shuffle_int(id, j);
+        const bool there = other >= 0, first = other < id || (other == id && j < i),
+                   mine = there && j >= token * a.top && j < (token + 1) * a.top;
+        places += there;
+        place += there && first;
+        count += other == id;
+        rank += other == id && first;
+        used += mine;
+        before += mine && first;
+    }
+    const bool leads = id >= 0 && rank % a.rows == 0;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        const int other = kd_shuffle_int(leads ? place : 32, j);
+        groups += other < 32;
+        at += other < place;
+    }
+    if (leads)
+        a.to->of[at] = {id, place, count - rank < a.rows ? count - rank : a.rows};
+    if (i == 0) {
+        a.to->groups = groups;
+        a.to->places = places;
+    }
+    if (i < pairs && i % a.top == 0)
+        a.to->used[token] = used;
+    if (id >= 0) {
+        a.to->token[place] = token;
+        a.to->order[token * a.top + before] = place;
+        a.to->choice[token * a.top + before] = i;
     }
 }
 
@@ -139,7 +182,7 @@ KD_KERNEL void KD_BOUNDS(COLUMNS, 1) sum_experts(KD_ARGS sum_args a)
     const int used = a.p->used[t];
     if (kd_thread() < used) {
         place[kd_thread()] = a.p->order[t * a.top + kd_thread()];
-        weight[kd_thread()] = a.weight[a.p->pair[place[kd_thread()]]];
+        weight[kd_thread()] = a.weight[a.p->choice[t * a.top + kd_thread()]];
     }
     kd_sync_block();
     if (c >= a.cols)
