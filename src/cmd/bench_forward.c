@@ -178,6 +178,8 @@ static int open_model(const struct kd_bench *b, struct forward *f, struct kd_err
     if (kd_cmd_model_device(b->device, &f->device, err) ||
         (f->device && copy_rate(f->device - 1, &f->copy_gb_s, err)))
         return -1;
+    if (b->account && !f->device)
+        return kd_fail(err, KD_EUSAGE, "--account is for --device cuda: a CPU has no events");
     o.device = f->device;
     if (!b->shape)
         return kd_k3_open(&f->m, b->model, b->run, &o, err);

@@ -45,6 +45,8 @@ bad encode --rate 2.01
 bad forward
 bad decode --ledger x # options of another benchmark, and a list that is wrong before anything is measured
 bad encode "$model"
+bad forward --model "$model" --account
+bad forward --model "$model" --account --device cpu
 bad farm --rate 2
 bad farm --units 0,0
 bad farm --units 5,x
