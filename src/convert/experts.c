@@ -55,6 +55,7 @@ static int latents_here(struct kd_job *j, struct kd_layer_work *w, struct kd_hes
         struct round_job round = {z, (uint16_t *)(void *)w->z.data + first * latent, latent};
         if (!rc)
             kd_pool_run(j->run->pool, T, round_item, &round);
+        rc = rc || kd_job_finite(j, "latents", z, latent, T, err);
         /* Only the tokens the Hessians may see (recipe auto holds some back). */
         int64_t seen = first + T <= j->T_hess ? T : j->T_hess - first;
         if (!rc && seen > 0)

@@ -64,6 +64,8 @@ spoil $lm.model.layers.0.self_attn.v_proj.weight '\0\0\300\177'
 fails 1 "layers.0.self_attn.v_proj: weight at row 0, column 1 is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
 spoil $lm.model.layers.0.self_attn.o_norm.weight "$(printf '\\377\\377\\177\\177%.0s' $(seq 128))"
 fails 1 "layer 0: attn_out: an activation is not finite" convert "$work/nan" "$work/dst" $args --bpw 2
+spoil $lm.model.layers.1.block_sparse_moe.routed_expert_down_proj.weight "$(printf '\\177\\177%.0s' $(seq 128))"
+fails 1 "layer 1: latents: an activation is not finite" convert "$work/nan" "$work/dst" $args --bpw 2 --trunk-bpw stored
 rm -r "$work/dst"
 
 fails 2 "there twice" convert "$work/src" "$work/dst" $args --bpw 2,2.0
