@@ -4,7 +4,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "gpu/encoder.h"
+#include "fmt/exl3_file.h"
+#include "gpu/calib.h"
 #include "kern/finite.h"
 #include "model/k3_calib.h"
 
@@ -428,7 +429,15 @@ int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
     if (kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &j->trunk_bytes, err))
         return -1;
     kd_gpu_encoder_facts(j->run->encoder, &f);
-    if (j->trunk_bytes > f.memory_bytes)
+    /* Beside a stage's Hessian, of at most the widest rows. */
+    const int64_t kda = j->cfg.kda_heads * j->cfg.kda_dim, mla = j->cfg.heads * j->cfg.v_dim;
+    const int64_t inner = j->cfg.dense_inter > j->cfg.shared * j->cfg.moe_inter
+                              ? j->cfg.dense_inter
+                              : j->cfg.shared * j->cfg.moe_inter;
+    int64_t widest = j->cfg.hidden > kda ? j->cfg.hidden : kda;
+    widest = widest > mla ? widest : mla;
+    widest = widest > inner ? widest : inner;
+    if (j->trunk_bytes + kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(widest)) > f.memory_bytes)
         j->trunk_bytes = 0;
     return 0;
 }

@@ -11,7 +11,7 @@ extern "C" {
 namespace
 {
 
-enum { EVENTS = 4096, AHEAD_NS = 5000000 };
+enum { EVENTS = 1 << 15, AHEAD_NS = 5000000 };
 
 /* Time for the host to come with launches. */
 KD_KERNEL void wait_a_moment(uint64_t ns)

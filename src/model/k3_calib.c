@@ -145,7 +145,7 @@ int kd_k3_calib_open(struct kd_k3_calib **out, const struct kd_run *run,
     if (begin(c, run, cfg, L, rows, cols, &bytes, &why) ||
         !kd_gpu_calib_hold(run->encoder, bytes, &c->d.index)) {
         kd_mem_free(c);
-        return 0;
+        return why.code == KD_ENOMEM ? kd_fail(err, why.code, "%s", why.msg) : 0;
     }
     c->encoder = run->encoder;
     c->held = bytes;
