@@ -384,6 +384,31 @@ static void test_mass(void)
     hold(good, "router, mass", w[0]);
 }
 
+/* Rows as they are stored, and whether they are finite; a block and a part of one. */
+static void test_stored(void)
+{
+    enum { COUNT = NORM_THREADS + 9 };
+    values v(5);
+    floats x = v.some(COUNT, 3);
+    const floats was = x;
+    std::vector<uint16_t> out(COUNT);
+    int32_t bad = 0;
+    int wrong = 0;
+    launch_round(x.data(), COUNT, out.data(), 0);
+    for (int i = 0; i < COUNT; i++)
+        wrong += out[(size_t)i] != kd_f32_bf16(was[(size_t)i]) ||
+                 x[(size_t)i] != kd_bf16_f32(out[(size_t)i]);
+    launch_finite(x.data(), COUNT, &bad, 0);
+    wrong += bad;
+    for (const float odd : {INFINITY, -INFINITY, NAN}) {
+        bad = 0;
+        x[COUNT - 1] = odd;
+        launch_finite(x.data(), COUNT, &bad, 0);
+        wrong += !bad;
+    }
+    hold(!wrong, "rows as stored, and finite", wrong);
+}
+
 int main(void)
 {
     test_mix(0, true, true, false, true, "mix, first layer's attention output");
@@ -393,6 +418,7 @@ int main(void)
     test_mix(8, false, false, true, true, "mix, eight banks");
     test_mix(14, true, true, false, true, "mix, fifteen banks");
     test_rows();
+    test_stored();
     test_kda();
     test_kda_chunks();
     test_mla({128, 2, 6, true, false, 2e-6, "MLA, latents of 128, two heads"});
