@@ -249,28 +249,12 @@ template <class SIDE_A, int TOKENS> KD_CALL void run_pass(unsigned char *memory)
     case r:                                                                                        \
         run_pass<exl3<r, mul1, planes>, tokens>(memory);                                           \
         return;
-#define KD_MASKED                                                                                  \
-    KD_RATE(33)                                                                                    \
-    KD_RATE(34)                                                                                    \
-    KD_RATE(35)                                                                                    \
-    KD_RATE(36)                                                                                    \
-    KD_RATE(37)                                                                                    \
-    KD_RATE(38)                                                                                    \
-    KD_RATE(39)                                                                                    \
-    KD_RATE(40)                                                                                    \
-    KD_RATE(41)                                                                                    \
-    KD_RATE(42)                                                                                    \
-    KD_RATE(43)                                                                                    \
-    KD_RATE(44)                                                                                    \
-    KD_RATE(45)                                                                                    \
-    KD_RATE(46)                                                                                    \
-    KD_RATE(47)
 #define KD_COMMON                                                                                  \
     KD_RATE(16)                                                                                    \
     KD_RATE(24)                                                                                    \
     KD_RATE(28)                                                                                    \
     KD_RATE(32)                                                                                    \
-    KD_MASKED                                                                                      \
+    KD_RATES_FINE(KD_RATE)                                                                         \
     KD_RATE(48)                                                                                    \
     KD_RATE(52)                                                                                    \
     KD_RATE(56)                                                                                    \
@@ -343,7 +327,7 @@ template <bool MUL1> struct values {
         if constexpr (MUL1)
             switch (rate16) {
                 KD_RATE(32)
-                KD_MASKED
+                KD_RATES_FINE(KD_RATE)
                 KD_RATE(48)
                 KD_RATE(64)
             default:
@@ -361,7 +345,6 @@ template <bool MUL1> struct values {
     }
 };
 #undef KD_COMMON
-#undef KD_MASKED
 #undef KD_RATE
 template <kd_plain::type TYPE> struct plain_kind {
     static constexpr bool coded = false;
