@@ -307,31 +307,42 @@ extern "C" void kd_gpu_sums_close(struct kd_gpu_sums *s)
     kd_mem_free(s);
 }
 
-/* Rows that are there. */
-static int add_to_sums(struct kd_gpu_sums *s, int64_t T, struct kd_err *err)
+/* T rows of `cols` inputs on the device, `ldx` apart; class `fast`. */
+static int add_fast(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols, int64_t T,
+                    struct kd_err *err)
 {
-    planes x = s->turned;
+    planes turned = s->turned;
 
-    if (!kd_encode_is_fast(s->e))
-        return add_rows(s->t.stream, s->x, T, s->k, s->h, err);
-    x.pitch = up_to(T, 32);
-    fast_turn(s->t.stream, s->x, s->k, T, s->k, x);
-    return fast_sums(s->t.stream, x, s->k, s->h, err) || started(err);
+    turned.pitch = up_to(T, 32);
+    /* Inputs from `cols` on: other pitches may have left something there. */
+    if (up_to(cols, 32) < s->k &&
+        kd_gpu_failed(cudaMemsetAsync(turned.hi, 0, (size_t)(2 * s->k * turned.pitch), s->t.stream),
+                      err, "a Hessian"))
+        return -1;
+    fast_turn(s->t.stream, x, ldx, T, cols, turned);
+    return fast_sums(s->t.stream, turned, s->k, s->h, err) || started(err);
+}
+
+/* Before rows of `cols` inputs. */
+static int begin_rows(const struct kd_gpu_sums *s, int64_t cols, struct kd_err *err)
+{
+    if (cols > s->k)
+        return kd_fail(err, KD_EINVAL, "%lld inputs of a Hessian of %lld", (long long)cols,
+                       (long long)s->k);
+    return kd_gpu_tensor_here(&s->t, err);
 }
 
 extern "C" int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ldx, int64_t cols,
                                int64_t T, struct kd_err *err)
 {
-    if (cols > s->k)
-        return kd_fail(err, KD_EINVAL, "%lld inputs of a Hessian of %lld", (long long)cols,
-                       (long long)s->k);
-    if (kd_gpu_tensor_here(&s->t, err))
+    if (begin_rows(s, cols, err))
         return -1;
     for (int64_t t = 0; t < T; t += s->rows) {
         const int64_t n = kd_least64(s->rows, T - t);
         if (kd_gpu_tensor_copy_rows(&s->t, s->x, 4 * s->k, x + t * ldx, 4 * ldx, 4 * cols, n,
                                     err) ||
-            add_to_sums(s, n, err))
+            (kd_encode_is_fast(s->e) ? add_fast(s, s->x, s->k, s->k, n, err)
+                                     : add_rows(s->t.stream, s->x, n, s->k, s->h, err)))
             return -1;
     }
     return 0;
@@ -340,29 +351,14 @@ extern "C" int kd_gpu_sums_add(struct kd_gpu_sums *s, const float *x, int64_t ld
 extern "C" int kd_gpu_sums_add_there(struct kd_gpu_sums *s, int index, const float *x, int64_t ldx,
                                      int64_t cols, int64_t T, bool *done, struct kd_err *err)
 {
-    planes turned = s->turned;
-
     *done = kd_encode_is_fast(s->e) && s->t.index == index;
     if (!*done)
         return 0;
-    if (cols > s->k)
-        return kd_fail(err, KD_EINVAL, "%lld inputs of a Hessian of %lld", (long long)cols,
-                       (long long)s->k);
-    if (kd_gpu_tensor_here(&s->t, err))
+    if (begin_rows(s, cols, err))
         return -1;
-    for (int64_t t = 0; t < T; t += s->rows) {
-        const int64_t n = kd_least64(s->rows, T - t);
-        turned.pitch = up_to(n, 32);
-        /* Inputs from `cols` on: other pitches may have left something there. */
-        if (up_to(cols, 32) < s->k &&
-            kd_gpu_failed(
-                cudaMemsetAsync(turned.hi, 0, (size_t)(2 * s->k * turned.pitch), s->t.stream), err,
-                "a Hessian"))
+    for (int64_t t = 0; t < T; t += s->rows)
+        if (add_fast(s, x + t * ldx, ldx, cols, kd_least64(s->rows, T - t), err))
             return -1;
-        fast_turn(s->t.stream, x + t * ldx, ldx, n, cols, turned);
-        if (fast_sums(s->t.stream, turned, s->k, s->h, err) || started(err))
-            return -1;
-    }
     return kd_gpu_tensor_settle(&s->t, err);
 }
 
