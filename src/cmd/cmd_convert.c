@@ -455,8 +455,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             j.recipe = kd_recipe_of(recipe_name());
             j.set.stream_bf16 = w->cfg.hidden >= 1024;
             snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
-            if (kd_job_find_trunk(&j, err) ||
-                kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err))
+            if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err) ||
+                kd_job_find_trunk(&j, err))
                 return -1;
             j.lanes = kd_job_lanes(&j, o.lanes);
             print_plan(&j, kd_job_peak_bytes(&j, 1));

@@ -4,10 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "fmt/exl3_file.h"
-#include "gpu/calib.h"
 #include "kern/finite.h"
-#include "model/k3_calib.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -421,27 +418,6 @@ static void count_tiles(struct kd_job *j)
     }
 }
 
-int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
-{
-    struct kd_gpu_encoder_facts f;
-    if (!j->run->encoder)
-        return 0;
-    if (kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &j->trunk_bytes, err))
-        return -1;
-    kd_gpu_encoder_facts(j->run->encoder, &f);
-    /* Beside a stage's Hessian, of at most the widest rows. */
-    const int64_t kda = j->cfg.kda_heads * j->cfg.kda_dim, mla = j->cfg.heads * j->cfg.v_dim;
-    const int64_t inner = j->cfg.dense_inter > j->cfg.shared * j->cfg.moe_inter
-                              ? j->cfg.dense_inter
-                              : j->cfg.shared * j->cfg.moe_inter;
-    int64_t widest = j->cfg.hidden > kda ? j->cfg.hidden : kda;
-    widest = widest > mla ? widest : mla;
-    widest = widest > inner ? widest : inner;
-    if (j->trunk_bytes + kd_gpu_sums_bytes(j->run->encoder, kd_exl3_pad(widest)) > f.memory_bytes)
-        j->trunk_bytes = 0;
-    return 0;
-}
-
 int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
                 const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
@@ -470,7 +446,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
-    if (kd_job_find_trunk(j, err) || kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err))
+    if (kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) || kd_job_find_trunk(j, err))
         goto fail;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;

@@ -97,7 +97,8 @@ int kd_job_lanes(const struct kd_job *j, int64_t wish);
 /* Anonymous memory that these rates, made together, will need at most, in bytes: what is there now
  * included, so it is asked once all are open and none has begun. */
 int64_t kd_job_peak_bytes(const struct kd_job *jobs, int count);
-/* j->trunk_bytes, where the largest layer fits on the run's device; done by kd_job_open. */
+/* j->trunk_bytes, where the largest layer fits on the run's device beside a Hessian; after the
+ * rates. Done by kd_job_open. */
 int kd_job_find_trunk(struct kd_job *j, struct kd_err *err) KD_MUST;
 /* Device memory that these rates' tensors will need at most, on one device, with all lanes at work;
  * with less, lanes wait for each other. 0 without devices. */

@@ -6,6 +6,7 @@
 #include "convert/job.h"
 #include "fmt/exl3_file.h"
 #include "gpu/calib.h"
+#include "model/k3_calib.h"
 
 #include <string.h>
 
@@ -299,6 +300,19 @@ static int64_t stage_on_device(const struct kd_job *j)
                                          : 0));
     }
     return peak;
+}
+
+int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
+{
+    struct kd_gpu_encoder_facts f;
+    if (!j->run->encoder)
+        return 0;
+    if (kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &j->trunk_bytes, err))
+        return -1;
+    kd_gpu_encoder_facts(j->run->encoder, &f);
+    if (stage_on_device(j) > f.memory_bytes)
+        j->trunk_bytes = 0;
+    return 0;
 }
 
 /* An expert's inner rows; with rates up to rate16. The latents are shared. */
