@@ -28,8 +28,7 @@ struct accounts {
 static void close_seqs(struct accounts *a)
 {
     for (int i = 0; i < SEQUENCES; i++) {
-        if (a->seq[i])
-            kd_k3_seq_close(a->seq[i]);
+        kd_k3_seq_close(a->seq[i]);
         a->seq[i] = NULL;
     }
 }
@@ -50,8 +49,7 @@ static int step(struct accounts *a, const struct kd_k3_options *o, struct kd_err
 static int feed(struct accounts *a, int64_t s, int64_t count, const struct kd_k3_options *o,
                 struct kd_err *err)
 {
-    if (a->seq[s])
-        kd_k3_seq_close(a->seq[s]);
+    kd_k3_seq_close(a->seq[s]);
     a->seq[s] = NULL;
     if (kd_k3_seq_open(&a->seq[s], a->m, err))
         return -1;
