@@ -140,10 +140,9 @@ int kd_bench_account(const struct kd_bench *b, struct kd_k3_model *m, struct kd_
     a->m = m;
     for (int i = 0; i < PROMPT; i++)
         a->ids[i] = (int32_t)(kd_rand_u64(3, (uint64_t)i) % (uint64_t)vocab);
-    int rc = kd_mem_new(&a->logits, SEQUENCES * vocab, sizeof *a->logits, "logits", err) ||
-             run(b, a, err);
+    int rc = kd_k3_logits_new(m, &a->logits, SEQUENCES, err) || run(b, a, err);
     close_seqs(a);
-    kd_mem_free(a->logits);
+    kd_k3_logits_free(m, a->logits);
     kd_mem_free(a);
     return rc ? -1 : 0;
 }

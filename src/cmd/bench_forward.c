@@ -225,7 +225,7 @@ static int run_all(const struct kd_bench *b, struct forward *f, struct kd_err *e
 {
     static const int64_t batches[] = {1, 8, 64};
     const struct kd_k3_cfg *c = kd_k3_config(f->m);
-    int rc = kd_mem_new(&f->logits, BATCH * f->vocab, sizeof *f->logits, "logits", err) ||
+    int rc = kd_k3_logits_new(f->m, &f->logits, BATCH, err) ||
              kd_mem_new(&f->used, c->layers * c->experts, 1, "experts", err);
     for (int i = 0; i < LONG_PREFILL && !rc; i++)
         f->ids[i] = (int32_t)(kd_rand_u64(3, (uint64_t)i) % (uint64_t)f->vocab);
@@ -264,9 +264,9 @@ int kd_bench_forward(const struct kd_bench *b, struct kd_err *err)
             printf("peak memory %.1f MB, the mapped model not counted\n", (double)peak * 1e-6);
     }
     close_seqs(f);
+    kd_k3_logits_free(f->m, f->logits);
     if (f->m)
         kd_k3_close(f->m);
-    kd_mem_free(f->logits);
     kd_mem_free(f->used);
     kd_mem_free(f);
     return rc ? -1 : 0;

@@ -447,17 +447,17 @@ static int open_session(struct session *s, const char *dir, struct kd_err *err)
     int64_t vocab = kd_k3_config(s->model)->vocab, known = kd_tok_vocab(s->tok);
     s->vocab = vocab < known ? vocab : known;
     reset(s);
-    return kd_mem_new(&s->logits, vocab, sizeof *s->logits, "logits", err);
+    return kd_k3_logits_new(s->model, &s->logits, 1, err);
 }
 
 static void close_session(struct session *s)
 {
     kd_k3_seq_close(s->seq);
+    kd_k3_logits_free(s->model, s->logits);
     kd_k3_close(s->model);
     kd_cmd_run_close(&s->run);
     kd_tok_close(s->tok);
     kd_ids_release(&s->fed);
-    kd_mem_free(s->logits);
     kd_buf_release(&s->history);
     kd_buf_release(&s->tools);
 }

@@ -251,7 +251,7 @@ static int work(struct job *j, const char *dir, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE, "--experts-used %lld: the model is made for up to %lld",
                        (long long)o.experts_used, (long long)c->topk);
     if (read_prompt(j, err) || kd_k3_seq_open(&j->seq, j->model, err) ||
-        kd_mem_new(&j->logits, c->vocab, sizeof *j->logits, "logits", err) ||
+        kd_k3_logits_new(j->model, &j->logits, 1, err) ||
         (o.trace && kd_out_open(&j->trace, o.trace, err)) || generate(j, err) ||
         (o.trace && kd_out_commit(&j->trace, err)))
         return -1;
@@ -272,12 +272,12 @@ static int run(int argc, const char **argv, struct kd_err *err)
     if (rc && o.trace && j.trace.fd >= 0)
         kd_out_abort(&j.trace);
     kd_k3_seq_close(j.seq);
+    kd_k3_logits_free(j.model, j.logits);
     kd_k3_close(j.model);
     if (j.tok)
         kd_tok_close(j.tok);
     kd_ids_release(&j.prompt);
     kd_ids_release(&j.made);
-    kd_mem_free(j.logits);
     kd_buf_release(&j.text);
     kd_buf_release(&j.routed);
     kd_cmd_run_close(&j.run);

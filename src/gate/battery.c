@@ -238,7 +238,7 @@ static int run_batch(struct run *r, int64_t first, struct kd_err *err)
     float *logits;
     int64_t rows = r->rows > BATCH ? r->rows : BATCH;
     if (kd_mem_new(&r->pos, r->rows, sizeof *r->pos, "battery positions", err) ||
-        kd_mem_new(&logits, 2 * rows * r->vocab, sizeof *logits, "battery logits", err))
+        kd_k3_logits_new(r->model[0], &logits, 2 * rows, err))
         return -1;
     float *second = logits + rows * r->vocab;
     bool both = r->sides == 2;
@@ -253,7 +253,7 @@ static int run_batch(struct run *r, int64_t first, struct kd_err *err)
             rc = judge(r, &r->turn[i], &r->file->item[first + i], &r->exact[side][first + i],
                        &r->call[side][first + i], err);
     }
-    kd_mem_free(logits);
+    kd_k3_logits_free(r->model[0], logits);
     return rc ? -1 : 0;
 }
 

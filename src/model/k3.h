@@ -290,5 +290,10 @@ struct kd_k3_options {
 };
 int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t count,
                   const struct kd_k3_options *o, float *logits, struct kd_err *err) KD_MUST;
+/* Memory for `rows` rows of logits: any will do, but a device's copies to this one need no staging,
+ * where there is enough of it. Released before the model is closed; NULL is released as nothing. */
+int kd_k3_logits_new(const struct kd_k3_model *m, float **out, int64_t rows,
+                     struct kd_err *err) KD_MUST;
+void kd_k3_logits_free(const struct kd_k3_model *m, float *logits);
 
 #endif

@@ -333,3 +333,40 @@ int kd_k3_forward(struct kd_k3_model *m, const struct kd_k3_feed *feeds, int64_t
     kd_mem_free(block);
     return rc;
 }
+
+/* In front of the logits: whether the device gave their memory. */
+enum { LOGITS_HEAD = 64 };
+
+int kd_k3_logits_new(const struct kd_k3_model *m, float **out, int64_t rows, struct kd_err *err)
+{
+    const int64_t row = m->cfg.vocab * (int64_t)sizeof **out;
+    int64_t bytes;
+    struct kd_err full;
+    void *p = NULL;
+    *out = NULL;
+    if (kd_mul64(rows, row, &bytes) || bytes > INT64_MAX - LOGITS_HEAD)
+        return kd_fail(err, KD_ENOMEM, "logits: %lld rows", (long long)rows);
+    bytes += LOGITS_HEAD;
+    kd_k3_enter(m);
+    const bool device = m->dev && !kd_gpu_host_alloc(m->dev->g, &p, bytes, "logits", &full);
+    kd_k3_leave(m);
+    if (!device && kd_mem_new(&p, bytes, 1, "logits", err))
+        return -1;
+    *(bool *)p = device;
+    *out = (float *)(void *)((unsigned char *)p + LOGITS_HEAD);
+    return 0;
+}
+
+void kd_k3_logits_free(const struct kd_k3_model *m, float *logits)
+{
+    if (!logits)
+        return;
+    void *p = (unsigned char *)(void *)logits - LOGITS_HEAD;
+    if (!*(bool *)p) {
+        kd_mem_free(p);
+        return;
+    }
+    kd_k3_enter(m);
+    kd_gpu_host_release(m->dev->g, p);
+    kd_k3_leave(m);
+}

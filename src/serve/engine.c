@@ -174,6 +174,7 @@ void kd_engine_close(struct kd_engine *e)
     }
     kd_idle_release(e);
     kd_prefix_close(e->prefix);
+    kd_k3_logits_free(e->model, e->logits);
     kd_k3_close(e->model);
     kd_tok_close(e->tok);
     kd_pool_close(e->run.pool);
@@ -182,7 +183,6 @@ void kd_engine_close(struct kd_engine *e)
     kd_mem_free(e->round);
     kd_mem_free(e->masks);
     kd_mem_free(e->scratch);
-    kd_mem_free(e->logits);
     kd_mem_free(e->disk_dir);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->idle);

@@ -73,10 +73,10 @@ static int prepare(struct kd_engine *e, struct kd_err *err)
         e->feeds[i].ids = t->ids;
     }
     if (rows > e->logits_rows) {
-        kd_mem_free(e->logits);
+        kd_k3_logits_free(e->model, e->logits);
         e->logits = NULL;
         e->logits_rows = 0;
-        if (kd_mem_new(&e->logits, rows * e->cfg->vocab, sizeof *e->logits, "logits", err))
+        if (kd_k3_logits_new(e->model, &e->logits, rows, err))
             return -1;
         e->logits_rows = rows;
     }
