@@ -35,6 +35,7 @@ struct kd_bench {
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
     bool account;                    /* forward on a device: where the time goes */
+    bool exact;                      /* forward: not fast (struct kd_k3_open) */
     struct kd_jw *w;                 /* inside "results": [ */
     bool screen;                     /* lines on standard output too */
 };

@@ -15,6 +15,11 @@
 enum { ROWS = 3072, COLS = 3584, T_MAX = 16 };
 static const int64_t pool_bytes = 256 << 20; /* well over the caches of a desktop part */
 
+/* Of EXL3: as conversion and checks take it, as generate, chat and serve do (struct kd_run's fast),
+ * and with activations rounded to int8. */
+enum product { EXACT, FAST, INT8 };
+static const char *const product_names[] = {"float32", "fast", "int8"};
+
 struct decode {
     const struct kd_bench *b;
     const struct kd_run *run;
@@ -25,7 +30,7 @@ struct decode {
     struct kd_mat m;
     int64_t stride; /* bytes from one matrix to the next */
     int64_t next, T;
-    bool int8;        /* activations of the product */
+    enum product product;
     double read_core; /* GB/s of a plain reader on one core */
     int lanes;        /* products that one core's multipliers finish in a cycle */
 };
@@ -40,8 +45,8 @@ static int multiply(void *ctx, int64_t n, struct kd_err *err)
         if ((d->next + 1) * d->stride > pool_bytes)
             d->next = 0;
         m.data = d->pool + d->next++ * d->stride;
-        if (d->int8 ? kd_exl3_mul_int8(d->run, &m, d->x, d->y, err)
-                    : kd_mat_mul(d->run, &m, d->x, COLS, d->T, d->y, ROWS, err))
+        if (d->product == INT8 ? kd_exl3_mul_int8(d->run, &m, d->x, d->y, err)
+                               : kd_mat_mul(d->run, &m, d->x, COLS, d->T, d->y, ROWS, err))
             return -1;
     }
     return 0;
@@ -73,13 +78,13 @@ static void fill_bf16(struct decode *d)
 }
 
 /* Multiplier operations to get a weight from its code and use it for one token: the state's
- * product, the sum of its bytes (two steps on AVX2), the value, the product with x; int8 needs no
- * value. */
+ * product, the sum of its bytes (two steps on AVX2), the value, the product with x; only EXACT
+ * needs the value, and int8's product with x sums the bytes too where it can. */
 static int operations(const struct decode *d)
 {
-    static const int table[KD_ISA_COUNT][2] = {
-        [KD_ISA_AVX2] = {5, 4}, [KD_ISA_AVX512] = {4, 2}, [KD_ISA_NEON] = {4, 3}};
-    return d->m.type == KD_MAT_EXL3 ? table[d->run->kern->isa][d->int8] : 0;
+    static const int table[KD_ISA_COUNT][3] = {
+        [KD_ISA_AVX2] = {5, 4, 4}, [KD_ISA_AVX512] = {4, 3, 2}, [KD_ISA_NEON] = {4, 3, 3}};
+    return d->m.type == KD_MAT_EXL3 ? table[d->run->kern->isa][d->product] : 0;
 }
 
 /* Gweights/s a core that the multipliers allow, 0 when unknown. */
@@ -106,7 +111,8 @@ static void put_one(struct decode *d, const char *name, double rate, const struc
     kd_jw_int(b->w, "rows", ROWS);
     kd_jw_int(b->w, "cols", COLS);
     kd_jw_int(b->w, "tokens", d->T);
-    kd_jw_str(b->w, "activations", d->int8 ? "int8" : "float32");
+    kd_jw_str(b->w, "activations", d->product == INT8 ? "int8" : "float32");
+    kd_jw_bool(b->w, "fast", d->product == FAST);
     kd_bench_put(b, "gweights_s_core", core);
     kd_bench_put(b, "gweights_s", all);
     kd_jw_num(b->w, "gb_s_core", speed * per_weight);
@@ -117,28 +123,30 @@ static void put_one(struct decode *d, const char *name, double rate, const struc
     kd_jw_num(b->w, "bound_share", speed / bound);
     kd_jw_close(b->w, '}');
     if (b->screen)
-        printf(
-            "%-5s %6.4g  %s T=%-2lld  %6.2f Gweights/s a core (%.2f to %.2f)  %6.2f in all  %6.2f "
-            "GB/s a core  %5.1f cycles a 16 weights, %3.0f %% of what %s\n",
-            name, rate, d->int8 ? "int8   " : "float32", (long long)d->T, speed, core->v[0],
-            core->v[core->count - 1], kd_series_median(all), speed * per_weight,
-            16 * b->ghz / speed, 100 * speed / bound,
-            memory ? "memory allows" : "the multipliers allow");
+        printf("%-5s %6.4g  %-7s T=%-2lld  %6.2f Gweights/s a core (%.2f to %.2f)  %6.2f in all  "
+               "%6.2f "
+               "GB/s a core  %5.1f cycles a 16 weights, %3.0f %% of what %s\n",
+               name, rate, product_names[d->product], (long long)d->T, speed, core->v[0],
+               core->v[core->count - 1], kd_series_median(all), speed * per_weight,
+               16 * b->ghz / speed, 100 * speed / bound,
+               memory ? "memory allows" : "the multipliers allow");
 }
 
 static int one(struct decode *d, const char *name, double rate, struct kd_err *err)
 {
     static const int tokens[] = {1, 4, 16};
     double weights = (double)ROWS * COLS;
-    size_t n = d->int8 ? 1 : sizeof tokens / sizeof *tokens;
+    size_t n = d->product == INT8 ? 1 : sizeof tokens / sizeof *tokens;
+    struct kd_run all_cores = *d->b->run, one_core = d->b->one;
+    all_cores.fast = one_core.fast = d->product == FAST;
 
     for (size_t i = 0; i < n; i++) {
         struct kd_series core, all;
         d->T = tokens[i];
-        d->run = d->b->run;
+        d->run = &all_cores;
         if (kd_bench_series(d->b, multiply, d, weights * 1e-9, &all, err))
             return -1;
-        d->run = &d->b->one;
+        d->run = &one_core;
         if (kd_bench_series(d->b, multiply, d, weights * 1e-9, &core, err))
             return -1;
         put_one(d, name, rate, &core, &all);
@@ -160,11 +168,12 @@ static int exl3(struct decode *d, unsigned sixteenths, struct kd_err *err)
                            .rate = rate,
                            .cb = KD_CB_MUL1};
     d->stride = (int64_t)(ROWS / 16) * (COLS / 16) * kd_rate_tile_bytes(rate);
-    int rc = one(d, "EXL3", (double)sixteenths / 16, err);
-    d->int8 = true;
-    if (!rc)
+    int rc = 0;
+    for (int i = 0; i < 3 && !rc; i++) {
+        d->product = (enum product[]){EXACT, FAST, INT8}[i];
         rc = one(d, "EXL3", (double)sixteenths / 16, err);
-    d->int8 = false;
+    }
+    d->product = EXACT;
     return rc;
 }
 

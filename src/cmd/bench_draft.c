@@ -156,9 +156,11 @@ int kd_bench_drafts(const struct kd_bench *b, struct kd_err *err)
     struct draft d = {.b = b};
     int rc = 0;
     for (int i = 0; i < ENGINES && !rc; i++) {
+        const struct kd_k3_open model = {.fast = true};
         struct kd_engine_options o = {.threads = kd_pool_threads(b->run->pool),
                                       .no_idle_prefill = true,
-                                      .draft_max = i == WITH ? 0 : -1};
+                                      .draft_max = i == WITH ? 0 : -1,
+                                      .model = &model};
         rc = kd_engine_open(&d.engine[i], b->model, &o, err);
     }
     for (const char *at = b->texts; !rc && *at;) {

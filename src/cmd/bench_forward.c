@@ -174,7 +174,7 @@ static int copy_rate(int index, double *rate, struct kd_err *err)
 
 static int open_model(const struct kd_bench *b, struct forward *f, struct kd_err *err)
 {
-    struct kd_k3_open o = {0};
+    struct kd_k3_open o = {.fast = !b->exact};
     if (kd_cmd_model_device(b->device, &f->device, err) ||
         (f->device && copy_rate(f->device - 1, &f->copy_gb_s, err)))
         return -1;

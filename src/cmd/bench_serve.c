@@ -94,8 +94,11 @@ static void on_route(void *ctx, int64_t layer, int64_t seq, int64_t pos, const i
 
 static int open_server(struct bench *s, const char *model, struct kd_err *err)
 {
-    struct kd_engine_options o = {
-        .threads = kd_pool_threads(s->b->run->pool), .max_running = BATCH, .draft_max = -1};
+    const struct kd_k3_open fast = {.fast = true};
+    struct kd_engine_options o = {.threads = kd_pool_threads(s->b->run->pool),
+                                  .max_running = BATCH,
+                                  .draft_max = -1,
+                                  .model = &fast};
     struct kd_api_options a = {.model_id = "bench"};
     if (kd_engine_open(&s->engine, model, &o, err) || kd_api_init(&s->api, &a, err))
         return -1;

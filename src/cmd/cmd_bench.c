@@ -9,7 +9,7 @@ static struct {
     const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
     double seconds, bpw, trunk_bpw, head_bpw;
     int64_t threads, tiles, prompt, passages, layers, blocks;
-    bool json, account;
+    bool json, account, exact;
 } o = {.seconds = 1,
        .bpw = 2.3125,
        .trunk_bpw = 4,
@@ -130,6 +130,10 @@ static const struct kd_opt opts[] = {
      .out = &o.account,
      .help = "forward on a device: where the time of a step and of a prefill goes, by the device's "
              "own events"},
+    {.name = "exact",
+     .type = KD_OPT_FLAG,
+     .out = &o.exact,
+     .help = "forward of a model: as generate --exact"},
     KD_OPT_ROW_THREADS(&o.threads),
     KD_OPT_ROW_JSON(&o.json),
     {0},
@@ -154,6 +158,7 @@ static int check_options(const char *what, const char *model, struct kd_err *err
                 {"--blocks", o.blocks > 0, codec && o.device},
                 {"--shape", o.shape, forward},
                 {"--account", o.account, forward && o.device},
+                {"--exact", o.exact, forward && !o.shape},
                 {"MODEL", model, !farm && !codec}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].given && !used[i].fits)
@@ -206,6 +211,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .trunk_bpw = o.trunk_bpw,
                          .head_bpw = o.head_bpw,
                          .account = o.account,
+                         .exact = o.exact,
                          .tiles = o.tiles,
                          .ghz = kd_bench_ghz(),
                          .w = &w,
@@ -253,10 +259,9 @@ const struct kd_cmd kd_cmd_bench = {
         "Every figure is measured five times; the median, the lowest and the highest are "
         "given. Decoding streams its matrices from 256 MB of memory, and the rate of a plain "
         "reader stands beside it as the limit of this machine in the same run. Products with EXL3 "
-        "codes "
-        "are also set against the multipliers: the operations that a weight takes, over the lanes "
-        "a "
-        "cycle that were measured.\n\n"
+        "codes are also set against the multipliers: the operations that a weight takes, over the "
+        "lanes a cycle that were measured. Those called fast are the ones that generate, chat and "
+        "serve take, unless told --exact.\n\n"
         "encode and decode with --device measure a device's kernels alone, from codes and tiles "
         "that lie there: tiles a second beside their costs' way through the device's memory, and "
         "products of K3's shapes (and of sixteen experts for a token) beside what its memory gives "

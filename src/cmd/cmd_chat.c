@@ -23,7 +23,7 @@ static struct {
     const char *system, *effort, *prompt, *tools, *device;
     int64_t seed, max, experts_used, threads;
     double temp, top_p;
-    bool no_think, json;
+    bool no_think, exact, json;
 } o = {.effort = "max", .max = 1024, .temp = 1.0, .top_p = 0.95};
 
 static const struct kd_opt opts[] = {
@@ -45,6 +45,7 @@ static const struct kd_opt opts[] = {
     {"experts-used", 0, KD_OPT_INT, &o.experts_used, "N",
      "experts a token goes through (as the model says)", .min = 1, .max = 1024},
     KD_OPT_ROW_MODEL_DEVICE(&o.device),
+    KD_OPT_ROW_EXACT(&o.exact),
     KD_OPT_ROW_THREADS(&o.threads),
     {"json", 'j', KD_OPT_FLAG, &o.json, NULL, "one JSON object a line for each answer"},
     {0}};
@@ -436,7 +437,7 @@ static int load_tools(struct session *s, struct kd_err *err)
 
 static int open_session(struct session *s, const char *dir, struct kd_err *err)
 {
-    struct kd_k3_open open = {0};
+    struct kd_k3_open open = {.fast = !o.exact};
     kd_buf_init(&s->history, HISTORY_BYTES_MAX);
     kd_buf_init(&s->tools, TOOLS_BYTES_MAX);
     s->terminal = isatty(STDOUT_FILENO) && !o.json;

@@ -17,7 +17,7 @@ static struct {
     const char *prompt, *ids, *trace, *device;
     int64_t count, top_k, seed, experts_used, threads;
     double temp, top_p, min_p, latent_eps;
-    bool json;
+    bool exact, json;
 } o = {.count = 128, .top_p = 1.0};
 
 static const struct kd_opt opts[] = {
@@ -43,6 +43,7 @@ static const struct kd_opt opts[] = {
     {"trace", 0, KD_OPT_STR, &o.trace, "FILE",
      "write the routing: pairs of 32-bit layer and expert, as they were chosen"},
     KD_OPT_ROW_MODEL_DEVICE(&o.device),
+    KD_OPT_ROW_EXACT(&o.exact),
     KD_OPT_ROW_THREADS(&o.threads),
     {"json", 0, KD_OPT_FLAG, &o.json, NULL,
      "ids, text and tokens per second as JSON instead of the text"},
@@ -242,7 +243,7 @@ static int result(struct job *j, struct kd_err *err)
 
 static int work(struct job *j, const char *dir, struct kd_err *err)
 {
-    struct kd_k3_open open = {.eps_latent = (float)o.latent_eps};
+    struct kd_k3_open open = {.eps_latent = (float)o.latent_eps, .fast = !o.exact};
     if (kd_cmd_model_device(o.device, &open.device, err) || open_tokenizer(j, dir, err) ||
         kd_k3_open(&j->model, dir, &j->run, &open, err))
         return -1;

@@ -32,7 +32,7 @@ static struct {
     int64_t port, ctx, parallel, memory, cache, disk, queue, threads, experts, connections, body;
     int64_t store, draft, max_tokens, chunk, queue_key;
     double timeout, drain, mass, latent_eps, request, stall;
-    bool any_model, shared, usage_last, no_idle;
+    bool any_model, shared, usage_last, no_idle, exact;
 } o = {.host = "127.0.0.1",
        .port = 8000,
        .parallel = 16,
@@ -74,6 +74,7 @@ static const struct kd_opt opts[] = {
      "memory of running sequences (a quarter of the machine's; four fifths of what a device has "
      "left)"},
     KD_OPT_ROW_MODEL_DEVICE(&o.device),
+    KD_OPT_ROW_EXACT(&o.exact),
     {"prefix-cache", 0, KD_OPT_SIZE, &o.cache, "SIZE",
      "memory that keeps the state of prompts; 0 switches it off (a quarter of --memory)"},
     {"cache-dir", 0, KD_OPT_STR, &o.cache_dir, "DIR", "keep states of prompts on disk too"},
@@ -503,7 +504,8 @@ static int prove(struct server *s, struct kd_err *err)
 
 static int open_engine(struct server *s, const char *dir, struct kd_err *err)
 {
-    struct kd_k3_open model = {.eps_latent = (float)o.latent_eps, .device = s->device};
+    struct kd_k3_open model = {
+        .eps_latent = (float)o.latent_eps, .device = s->device, .fast = !o.exact};
     struct kd_engine_options e = {.threads = (int)o.threads,
                                   .max_running = o.parallel,
                                   .max_queued = o.queue,

@@ -8,8 +8,8 @@
  * - ABREAST: vectors decoded stage by stage (one after the other would fill the scheduler with work
  *   that waits);
  *
- * - windows(back, pick, shift), sums_of(s), values_mul1(s, v) for ABREAST vectors,
- *   value_halves(s, mcg);
+ * - windows(back, pick, shift), sums_of(s), values_mul1(s, v) and sums_mul1(s, v) for ABREAST
+ *   vectors, value_halves(s, mcg);
  *
  * - add_panel(panel, count, x, sum), fold_sums(sum, y): 128 sums of 16 columns; of columns c and
  *   c + 8, vector j (of 32 / WIDTH) adds to sum[16 c + WIDTH j % 16 ..];
@@ -28,10 +28,13 @@ enum {
     WIDE = 8     /* columns of tiles that share that */
 };
 
+/* What states are decoded to: mul1's values, its byte sums, those of the other codebooks. */
+enum values { MUL1, SUMS_MUL1, MCG, INST3 };
+
 struct unpack {
     struct kd_rate rate;
     unsigned bytes; /* 0: not made yet */
-    enum kd_codebook cb;
+    enum values values;
     uint16_t at[CHUNKS]; /* first byte in the reversed tile */
     _Alignas(32) uint8_t pick[CHUNKS][4 * WIDTH];
     _Alignas(32) int32_t shift[CHUNKS][WIDTH];
@@ -57,22 +60,23 @@ static void unpack_open(struct unpack *u, struct kd_rate rate)
 
 /* Making one takes as long as many tiles, and small matrices have fewer; so each thread keeps them.
  * Not inlined, or the loops would ask for the thread's copy again and again. */
-static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb)
+static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb,
+                                                           bool sums)
 {
     static _Thread_local struct unpack kept[KD_UNPACK_KEPT];
     struct unpack *u = &kept[kd_rate_to16(rate) % KD_UNPACK_KEPT];
 
     if (!u->bytes || u->rate.base != rate.base || u->rate.mask != rate.mask)
         unpack_open(u, rate);
-    u->cb = cb;
+    u->values = sums ? SUMS_MUL1 : cb == KD_CB_MUL1 ? MUL1 : cb == KD_CB_MCG ? MCG : INST3;
     return u;
 }
 
 /* `count` tiles, `step` bytes apart, to 256 floats each in ring order. A tile is turned round while
  * the one before it is decoded: its bytes are read in other pieces than they were written in, which
- * waits until they have left the store queue. Inlined with the codebook as a constant: a choice
- * inside the loop would have every constant made anew for each vector. */
-INLINE void decode_rings_of(const struct unpack *u, const enum kd_codebook cb, const uint8_t *tile,
+ * waits until they have left the store queue. Inlined with the kind of values as a constant: a
+ * choice inside the loop would have every constant made anew for each vector. */
+INLINE void decode_rings_of(const struct unpack *u, const enum values kind, const uint8_t *tile,
                             int64_t step, int64_t count, float *out)
 {
     uint8_t back[2][KD_TILE_BACK];
@@ -89,11 +93,13 @@ INLINE void decode_rings_of(const struct unpack *u, const enum kd_codebook cb, c
 #pragma GCC unroll 8
             for (unsigned j = 0; j < ABREAST; j++)
                 s[j] = windows(b + u->at[g + j], u->pick[g + j], u->shift[g + j]);
-            if (cb == KD_CB_MUL1)
+            if (kind == MUL1)
                 values_mul1(s, v);
+            else if (kind == SUMS_MUL1)
+                sums_mul1(s, v);
             else
                 for (unsigned j = 0; j < ABREAST; j++)
-                    v[j] = value_halves(s[j], cb == KD_CB_MCG);
+                    v[j] = value_halves(s[j], kind == MCG);
 #pragma GCC unroll 8
             for (unsigned j = 0; j < ABREAST; j++)
                 put_floats(out + WIDTH * (g + j), v[j]);
@@ -104,12 +110,14 @@ INLINE void decode_rings_of(const struct unpack *u, const enum kd_codebook cb, c
 static void decode_rings(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
                          float *out)
 {
-    if (u->cb == KD_CB_MUL1)
-        decode_rings_of(u, KD_CB_MUL1, tile, step, count, out);
-    else if (u->cb == KD_CB_MCG)
-        decode_rings_of(u, KD_CB_MCG, tile, step, count, out);
+    if (u->values == MUL1)
+        decode_rings_of(u, MUL1, tile, step, count, out);
+    else if (u->values == SUMS_MUL1)
+        decode_rings_of(u, SUMS_MUL1, tile, step, count, out);
+    else if (u->values == MCG)
+        decode_rings_of(u, MCG, tile, step, count, out);
     else
-        decode_rings_of(u, KD_CB_3INST, tile, step, count, out);
+        decode_rings_of(u, INST3, tile, step, count, out);
 }
 
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
@@ -117,14 +125,14 @@ static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebo
 {
     float ring[256];
 
-    decode_rings(unpack_for(rate, cb), tile, 0, 1, ring);
+    decode_rings(unpack_for(rate, cb, false), tile, 0, 1, ring);
     for (unsigned p = 0; p < 256; p++)
         out[16 * kd_tile_row(p) + kd_tile_col(p)] = ring[p];
 }
 
 /* One token with mul1, values straight from the codes. */
-static void column(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
-                   float (*rows)[32], float sum[128])
+INLINE void column_of(const struct unpack *u, const bool sums, const uint8_t *tile, int64_t step,
+                      int64_t count, float (*rows)[32], float sum[128])
 {
     uint8_t back[2][KD_TILE_BACK];
 
@@ -141,7 +149,10 @@ static void column(const struct unpack *u, const uint8_t *tile, int64_t step, in
 #pragma GCC unroll 8
             for (unsigned j = 0; j < ABREAST; j++)
                 s[j] = windows(b + u->at[g + j], u->pick[g + j], u->shift[g + j]);
-            values_mul1(s, v);
+            if (sums)
+                sums_mul1(s, v);
+            else
+                values_mul1(s, v);
 #pragma GCC unroll 8
             for (unsigned j = 0; j < ABREAST; j++) {
                 float *a = sum + (g + j) * WIDTH / 32 * 16 + (g + j) * WIDTH % 16;
@@ -149,6 +160,18 @@ static void column(const struct unpack *u, const uint8_t *tile, int64_t step, in
             }
         }
     }
+}
+
+static void column(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                   float (*rows)[32], float sum[128])
+{
+    column_of(u, false, tile, step, count, rows, sum);
+}
+
+static void column_sums(const struct unpack *u, const uint8_t *tile, int64_t step, int64_t count,
+                        float (*rows)[32], float sum[128])
+{
+    column_of(u, true, tile, step, count, rows, sum);
 }
 
 static void columns(const struct unpack *u, const struct kd_exl3_block *b, const float *x, float *y)
@@ -166,8 +189,9 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
                 for (unsigned p = 0; p < 32; p++)
                     rows[i][p] = x[16 * (k + i) + kd_tile_row(p)];
             for (int64_t n = 0; n < wide; n++)
-                column(u, b->codes + (k * b->row_tiles + n0 + n) * u->bytes, step, count, rows,
-                       sum[n]);
+                (b->sums ? column_sums : column)(u,
+                                                 b->codes + (k * b->row_tiles + n0 + n) * u->bytes,
+                                                 step, count, rows, sum[n]);
         }
         for (int64_t n = 0; n < wide; n++)
             fold_sums(sum[n], y + 16 * (n0 + n));
@@ -177,7 +201,7 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
-    const struct unpack *u = unpack_for(b->rate, b->cb);
+    const struct unpack *u = unpack_for(b->rate, b->cb, b->sums);
     _Alignas(64) float panel[PANEL * 256], sum[TOKENS][128];
 
     if (T == 1 && b->cb == KD_CB_MUL1) {
@@ -242,7 +266,7 @@ static void column_int8(const struct unpack *u, const uint8_t *tile, int64_t ste
 
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
-    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1);
+    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1, false);
     _Alignas(64) int32_t rows[PIECE][32];
     int64_t total = 0, step;
 

@@ -50,16 +50,34 @@ int64_t kd_exl3_out_floats(int64_t T)
     return (T < TOKENS_MAX ? T : TOKENS_MAX) * BLOCK;
 }
 
-void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item,
-                       const float *rotated, int64_t T, float *out, float *y, int64_t ldy)
+/* From sums over byte sums less 510 to sums over the values these stand for, 887/2^17 of them less
+ * 238/2^17: the latter times the sum of the rotated inputs, which is sqrt(128) times that of each
+ * block's first input before the rotation. */
+static void finish_sums(const struct kd_mat *w, const float *x, float out[BLOCK])
+{
+    float sum = 0.0f;
+
+    for (int64_t i = 0; i < w->cols; i += BLOCK)
+        sum += x[i] * kd_f16_f32(w->suh[i]);
+    sum *= 11.3137085f * (-238.0f / 131072.0f);
+    for (int64_t c = 0; c < BLOCK; c++)
+        out[c] = out[c] * (887.0f / 131072.0f) + sum;
+}
+
+void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item, bool fast,
+                       const float *x, int64_t ldx, const float *rotated, int64_t T, float *out,
+                       float *y, int64_t ldy)
 {
     struct kd_exl3_block b = block_of(w, item);
+    b.sums = fast && w->cb == KD_CB_MUL1;
     int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
 
     ask_for(w->svh + row, rows);
     for (int64_t t0 = 0; t0 < T; t0 += TOKENS_MAX) {
         int64_t tokens = T - t0 < TOKENS_MAX ? T - t0 : TOKENS_MAX;
         kern->mm_exl3(&b, rotated + t0 * w->cols_padded, w->cols_padded, tokens, out, BLOCK);
+        for (int64_t t = 0; b.sums && t < tokens; t++)
+            finish_sums(w, x + (t0 + t) * ldx, out + t * BLOCK);
         kern->hadamard(out, out, tokens);
         for (int64_t t = 0; t < tokens; t++)
             kern->scale_f16(out + t * BLOCK, w->svh + row, rows, y + (t0 + t) * ldy + row);

@@ -14,9 +14,11 @@ void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const floa
                   int64_t T, float *rotated);
 /* Floats that kd_exl3_block_mul needs for its outputs on their way back. */
 int64_t kd_exl3_out_floats(int64_t T);
-/* Rows 128 * item and the 127 after it, as far as there are, for all tokens. */
-void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item,
-                       const float *rotated, int64_t T, float *out, float *y, int64_t ldy);
+/* Rows 128 * item and the 127 after it, as far as there are, for all tokens of the inputs x, which
+ * are `rotated` already. fast: as in struct kd_run. */
+void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item, bool fast,
+                       const float *x, int64_t ldx, const float *rotated, int64_t T, float *out,
+                       float *y, int64_t ldy);
 
 /* One token with activations rounded to int8 after the rotation, by their largest; mul1 only. For
  * decoding: conversion and checks never use it. Error: half a step of the largest activation each.

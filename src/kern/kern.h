@@ -30,6 +30,10 @@ struct kd_exl3_block {
     int64_t row_tiles; /* tiles between tile rows (n/16 of the whole matrix) */
     struct kd_rate rate;
     enum kd_codebook cb;
+    /* mul1 only: mm_exl3 multiplies by the byte sums of the products less 510, integers, in place
+     * of the values they stand for: 887/2^17 times them is a value before its rounding to fp16,
+     * less 238/2^17. */
+    bool sums;
 };
 
 struct kd_kern {

@@ -114,8 +114,9 @@ static void many_item(void *ctx, int64_t i, int worker)
     int64_t n = job_of(m->first, m->count, i), part = i - m->first[n];
     const struct kd_mat_job *j = &m->jobs[n];
     if (j->w->type == KD_MAT_EXL3) {
-        kd_exl3_block_mul(m->run->kern, j->w, part, m->rotated + m->at[n], j->T,
-                          m->out + worker * m->out_floats, j->y, j->ldy);
+        kd_exl3_block_mul(m->run->kern, j->w, part, m->run->fast, j->x, j->ldx,
+                          m->rotated + m->at[n], j->T, m->out + worker * m->out_floats, j->y,
+                          j->ldy);
         return;
     }
     /* Token blocks of one row block are neighbours: the second finds the weights in the cache. */

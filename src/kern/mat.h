@@ -41,6 +41,11 @@ struct kd_run {
     const struct kd_kern *kern;
     struct kd_pool *pool;           /* may be NULL */
     struct kd_gpu_encoder *encoder; /* devices that encode (gpu/encoder.h), or NULL: this CPU */
+    /* EXL3 products with codebook mul1 take its values before their rounding to fp16, which is
+     * half again as fast for one token and off by some 2e-4 (docs/numerics.md). For talking, never
+     * for conversions and checks. As EXACT as the others: the same bits for any threads, tokens and
+     * instruction set. */
+    bool fast;
 };
 
 /* y[t*ldy + r] for r < w->rows. Fails for lack of memory (EXL3 rotates x into scratch), or when a

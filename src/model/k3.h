@@ -199,7 +199,9 @@ struct kd_k3_open {
      * CPU's (docs/numerics.md), and passes of more than KD_K3_DEVICE_FEW rows in others than
      * passes of fewer. */
     int device;
-    bool checks; /* on a device: products as exact as they come, not as fast */
+    /* Products as fast as they come, for talking: struct kd_run's `fast` on the CPU, KD_GPU_FAST
+     * (gpu/product.h) on a device. Else as conversion and checks take them. */
+    bool fast;
 };
 int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *run,
                const struct kd_k3_open *o, struct kd_err *err) KD_MUST;

@@ -24,7 +24,7 @@ static int open_parts(struct kd_k3_model *m, const char *dir, const struct kd_k3
     if (kd_k3_ends_load(&m->ends, &m->cfg, m->ck, err) ||
         kd_k3_store_open(&m->store, &m->cfg, m->ck, part, err))
         return -1;
-    return o && o->device ? kd_k3_device_open(&m->dev, m, o->device - 1, o->checks, err) : 0;
+    return o && o->device ? kd_k3_device_open(&m->dev, m, o->device - 1, !o->fast, err) : 0;
 }
 
 int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *run,
@@ -38,6 +38,7 @@ int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *r
     if (kd_mem_zero(&m, 1, sizeof *m, "model", err))
         return -1;
     m->run = *run;
+    m->run.fast = o && o->fast;
     m->comm = o ? o->comm : NULL;
     if (open_parts(m, dir, o, err)) {
         kd_k3_close(m);

@@ -1,10 +1,12 @@
 #include "serve/engine.h"
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "serve/engine_int.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -72,6 +74,16 @@ static int plan_device(struct kd_engine *e, const struct kd_engine_options *o, s
     return 0;
 }
 
+/* States differ in their last bits from one arithmetic to another, which a prompt's answer should
+ * not depend on. */
+static int hash_states(struct kd_engine *e, const struct kd_k3_open *o, struct kd_err *err)
+{
+    char text[80];
+    int n = snprintf(text, sizeof text, "%s %s %s", e->hash, e->device ? "device" : "cpu",
+                     o && o->fast ? "fast" : "exact");
+    return kd_sha256_of(text, (size_t)n, e->state_hash, err);
+}
+
 static int open_model(struct kd_engine *e, const char *dir, const struct kd_engine_options *o,
                       struct kd_err *err)
 {
@@ -89,7 +101,7 @@ static int open_model(struct kd_engine *e, const char *dir, const struct kd_engi
         return kd_fail(err, KD_EINVAL,
                        "%lld bytes are planned for sequences; one of this model takes %lld",
                        (long long)e->o.memory_bytes, (long long)(e->fixed_bytes + e->page_bytes));
-    return kd_k3_fingerprint(e->model, e->hash, err);
+    return kd_k3_fingerprint(e->model, e->hash, err) || hash_states(e, o->model, err) ? -1 : 0;
 }
 
 static int open_work(struct kd_engine *e, struct kd_err *err)
@@ -124,7 +136,7 @@ static int open_cache(struct kd_engine *e, struct kd_err *err)
                                   .disk_min_tokens = e->o.disk_min_tokens,
                                   .loaded = poke,
                                   .ctx = e};
-    return e->o.cache_bytes > 0 ? kd_prefix_open(&e->prefix, e->model, e->hash, &o, err) : 0;
+    return e->o.cache_bytes > 0 ? kd_prefix_open(&e->prefix, e->model, e->state_hash, &o, err) : 0;
 }
 
 int kd_engine_open(struct kd_engine **out, const char *dir, const struct kd_engine_options *o,

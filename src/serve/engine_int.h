@@ -141,7 +141,7 @@ struct kd_engine {
     struct kd_k3_model *model;
     const struct kd_k3_cfg *cfg;
     struct kd_tok *tok;
-    char hash[65];
+    char hash[65], state_hash[65]; /* of the model; of what its states depend on */
     struct kd_prefix *prefix;
     int64_t fixed_bytes, page_bytes;
     pthread_t worker;

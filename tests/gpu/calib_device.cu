@@ -225,7 +225,7 @@ int main(int argc, char **argv)
     if (argc > 1 && !strcmp(argv[1], "products"))
         return bad != 0;
     must(kd_gpu_encoder_open(&e, &index, 1, 0, &err));
-    const struct kd_run cpu = {&kern, NULL, NULL}, run = {&kern, NULL, e};
+    const struct kd_run cpu = {&kern, NULL, NULL, false}, run = {&kern, NULL, e, false};
     bad += hold_fast(&cpu, &run);
     if (!fast_only) {
         bad += hold_bits(&cpu, &run);

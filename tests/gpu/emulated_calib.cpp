@@ -65,7 +65,7 @@ static int hold_fast(const struct kd_run *cpu, const struct kd_run *run)
 static int hold_no_room(const struct kd_run *cpu)
 {
     struct kd_gpu_encoder *e = encoder(100 << 10);
-    const struct kd_run run = {cpu->kern, NULL, e};
+    const struct kd_run run = {cpu->kern, NULL, e, false};
     const std::vector<float> x = calib_rows(300 * 128, 1);
     std::vector<float> want(300 * 128), got(want);
     struct kd_gpu_latents *l = NULL;
@@ -91,7 +91,7 @@ static int hold_no_room(const struct kd_run *cpu)
 static int hold_failure(const struct kd_run *cpu, int64_t nth)
 {
     struct kd_gpu_encoder *e = encoder(0);
-    const struct kd_run run = {cpu->kern, NULL, e};
+    const struct kd_run run = {cpu->kern, NULL, e, false};
     const std::vector<float> x = calib_rows(300 * 128, 1);
     std::vector<float> y(300 * 128);
     struct kd_hess h = {};
@@ -117,7 +117,7 @@ static int hold_failure(const struct kd_run *cpu, int64_t nth)
 
 int main(void)
 {
-    const struct kd_run cpu = {&kern, NULL, NULL};
+    const struct kd_run cpu = {&kern, NULL, NULL, false};
     struct kd_err err;
 
     if (kd_kern_pick(&kern, &err)) {
@@ -125,7 +125,7 @@ int main(void)
         return 1;
     }
     struct kd_gpu_encoder *e = encoder(0);
-    const struct kd_run run = {&kern, NULL, e};
+    const struct kd_run run = {&kern, NULL, e, false};
     int bad = hold_products(&cpu, e);
     bad += calib_whole_expert(&cpu, e, KD_MAT_MXFP4, KD_MAT_EXL3, 160, 96, 140);
     bad += calib_whole_expert(&cpu, e, KD_MAT_EXL3, KD_MAT_BF16, 100, 130, 5);

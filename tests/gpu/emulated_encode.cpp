@@ -10,7 +10,7 @@ extern "C" {
 /* An encoder with so much memory for tensors, all cases on it. */
 static int hold(const struct check_case *c, int count, int64_t memory_bytes, int devices)
 {
-    const struct kd_run cpu = {&kern, NULL, NULL};
+    const struct kd_run cpu = {&kern, NULL, NULL, false};
     const int index[2] = {0, 1};
     struct kd_gpu_encoder_facts f;
     struct kd_gpu_encoder *e;
@@ -35,7 +35,7 @@ static int hold_failure(int64_t nth)
 {
     static const struct check_case c = {128,   128,       0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN,
                                         false, KD_MAT_F32};
-    const struct kd_run cpu = {&kern, NULL, NULL};
+    const struct kd_run cpu = {&kern, NULL, NULL, false};
     const int index = 0;
     struct kd_gpu_encoder *e;
     struct check_tensor t;
@@ -49,7 +49,7 @@ static int hold_failure(int64_t nth)
     std::thread lane[2];
     for (int i = 0; i < 2; i++)
         lane[i] = std::thread([&, i] {
-            struct kd_run run = {&kern, NULL, e};
+            struct kd_run run = {&kern, NULL, e, false};
             struct kd_quant_out got;
             rc[i] = check_quantize(&t, &run, &got, &why[i]);
             if (!rc[i])
@@ -78,7 +78,7 @@ static int hold_failure(int64_t nth)
 template <class GOOD> static int hold_one(int64_t rows, int64_t cols, int64_t memory, GOOD good)
 {
     const struct check_case c = {rows, cols, 0, 32, KD_CB_MUL1, KD_RECIPE_PLAIN, false, KD_MAT_F32};
-    const struct kd_run cpu = {&kern, NULL, NULL};
+    const struct kd_run cpu = {&kern, NULL, NULL, false};
     const int index = 0;
     struct kd_gpu_encoder *e;
     struct check_tensor t;
@@ -87,7 +87,7 @@ template <class GOOD> static int hold_one(int64_t rows, int64_t cols, int64_t me
     memset(&t.want, 0, sizeof t.want);
     if (check_make(&t, c, &cpu, 3) || kd_gpu_encoder_open(&e, &index, 1, memory, &err))
         return 1;
-    const struct kd_run run = {&kern, NULL, e};
+    const struct kd_run run = {&kern, NULL, e, false};
     const bool held = good(&t, &cpu, &run);
     kd_gpu_encoder_close(e);
     check_free(&t);
@@ -122,7 +122,7 @@ static int hold_no_room(void)
 static int hold_solve(bool held)
 {
     const int64_t k = KD_LA_PIECE + 128;
-    const struct kd_run cpu = {&kern, NULL, NULL};
+    const struct kd_run cpu = {&kern, NULL, NULL, false};
     std::vector<float> u((size_t)(k * k)), want((size_t)k), got;
 
     for (int64_t i = 0; i < k * k; i++)

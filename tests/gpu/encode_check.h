@@ -156,7 +156,7 @@ static inline int check_all(const struct kd_run *cpu, struct kd_gpu_encoder *e,
             check_complain(&err);
             return 1;
         }
-    const struct kd_run with = {cpu->kern, NULL, e};
+    const struct kd_run with = {cpu->kern, NULL, e, false};
     for (int i = 0; i < count; i += 2)
         if (t[(size_t)i].c.tokens && kd_hess_share(&with, &t[(size_t)i].h, &err)) {
             check_complain(&err);

@@ -385,7 +385,7 @@ int main(int argc, char **argv)
         check_complain(&err);
         return 1;
     }
-    const struct kd_run cpu = {&kern, pool, NULL};
+    const struct kd_run cpu = {&kern, pool, NULL, false};
     bad += check_all(&cpu, e, cases, CASES);
     kd_gpu_encoder_close(e);
     bad += products(&kern, 132);

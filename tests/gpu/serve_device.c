@@ -73,7 +73,7 @@ static bool same(const struct answer *a, const struct answer *b)
 
 static struct kd_engine *engine(const char *dir, const char *disk, int64_t cache)
 {
-    const struct kd_k3_open model = {.device = 1};
+    const struct kd_k3_open model = {.device = 1, .fast = true};
     const struct kd_engine_options o = {.threads = 2,
                                         .cache_bytes = cache,
                                         .disk_dir = disk,
@@ -117,7 +117,7 @@ static void check_answers(const char *dir, const char *disk)
 
 static void check_refusal(const char *dir)
 {
-    const struct kd_k3_open model = {.device = 1};
+    const struct kd_k3_open model = {.device = 1, .fast = true};
     const struct kd_engine_options o = {.memory_bytes = (int64_t)1 << 50, .model = &model};
     struct kd_engine *e;
     hold(kd_engine_open(&e, dir, &o, &err) && !e && strstr(err.msg, "the device has"),

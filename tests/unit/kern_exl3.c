@@ -177,8 +177,8 @@ static uint8_t *random_codes(uint64_t seed, int64_t bytes)
     return codes;
 }
 
-/* All rates and codebooks, token counts round the panels' edges, blocks inside a wider matrix. The
- * codes end where their allocation ends, which sanitizers hold to. */
+/* All rates and codebooks and mul1's byte sums, token counts round the panels' edges, blocks inside
+ * a wider matrix. The codes end where their allocation ends, which sanitizers hold to. */
 static void products(void **unused)
 {
     enum { KT = 19, NT = 3, ROW = 4, T_MAX = 66 };
@@ -193,8 +193,9 @@ static void products(void **unused)
         int64_t bytes = ((KT - 1) * ROW + NT) * (int64_t)kd_rate_tile_bytes(blk.rate);
         uint8_t *codes = random_codes(n, bytes);
         blk.codes = codes;
-        for (int cb = 0; cb < 3; cb++) {
-            blk.cb = (enum kd_codebook)cb;
+        for (int cb = 0; cb < 4; cb++) {
+            blk.cb = cb < 3 ? (enum kd_codebook)cb : KD_CB_MUL1;
+            blk.sums = cb == 3;
             /* The reference once, for all tokens: a token's bits depend on no other. */
             ref.mm_exl3(&blk, x, 16 * KT + 3, n % 5 ? 5 : T_MAX, b, 16 * NT);
             for (size_t i = 0; i < (n % 5 ? 5 : 7); i++) {
@@ -292,12 +293,28 @@ static void pieces(void **unused)
         isa.mm_exl3(&blk, x, 16 * KT, 1, a, 16 * NT);
         ref.mm_exl3(&blk, x, 16 * KT, 1, b, 16 * NT);
         same(a, b, 16 * NT, "mm_exl3, long");
+        blk.sums = true;
+        isa.mm_exl3(&blk, x, 16 * KT, 1, a, 16 * NT);
+        ref.mm_exl3(&blk, x, 16 * KT, 1, b, 16 * NT);
+        same(a, b, 16 * NT, "mm_exl3 of byte sums, long");
         isa.mv_exl3_int8(&blk, q, 0.125f, a);
         ref.mv_exl3_int8(&blk, q, 0.125f, b);
         same(a, b, 16 * NT, "mv_exl3_int8, long");
         free(codes);
     }
     floats_free(x);
+}
+
+/* Root of the mean square of a - b over that of b. */
+static double off_by(const float *a, const float *b, int64_t n)
+{
+    double d = 0, all = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        all += (double)b[i] * (double)b[i];
+    }
+    return sqrt(d / all);
 }
 
 /* Cropped widths, many tokens and a pool give the same bits as one at a time. */
@@ -329,11 +346,31 @@ static void whole_product(void **unused)
                        .cb = KD_CB_MUL1};
     assert_int_equal(kd_pool_open(&pool, 3, &err), 0);
     struct kd_run many = {.kern = &isa, .pool = pool}, plain = {.kern = &ref};
+    struct kd_run fast_many = {.kern = &isa, .pool = pool, .fast = true},
+                  fast_plain = {.kern = &ref, .fast = true};
+    float *fast = floats(11, T * ROWS);
     assert_int_equal(kd_mat_mul(&many, &w, x, COLS, T, all, ROWS, &err), 0);
     for (int t = 0; t < T; t++) {
         assert_int_equal(kd_mat_mul(&plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
         same(all + t * ROWS, one, ROWS, "a product");
     }
+    /* Of values before their rounding to fp16: a little off, by 2e-4 here (docs/numerics.md). */
+    assert_int_equal(kd_mat_mul(&fast_many, &w, x, COLS, T, fast, ROWS, &err), 0);
+    for (int t = 0; t < T; t++) {
+        assert_int_equal(kd_mat_mul(&fast_plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
+        same(fast + t * ROWS, one, ROWS, "a fast product");
+        double off = off_by(one, all + t * ROWS, ROWS);
+        if (!(off > 2e-5 && off < 3e-4))
+            fail_msg("a fast product is off by %g", off);
+    }
+    w.cb = KD_CB_MCG; /* has no such form */
+    assert_int_equal(kd_mat_mul(&fast_many, &w, x, COLS, T, fast, ROWS, &err), 0);
+    for (int t = 0; t < T; t++) {
+        assert_int_equal(kd_mat_mul(&plain, &w, x + t * COLS, COLS, 1, one, ROWS, &err), 0);
+        same(fast + t * ROWS, one, ROWS, "a fast product of MCG");
+    }
+    w.cb = KD_CB_MUL1;
+    floats_free(fast);
     /* With int8 activations: within 2 % of the largest output. */
     float largest = 0, off = 0;
     assert_int_equal(kd_exl3_mul_int8(&many, &w, x, all, &err), 0);

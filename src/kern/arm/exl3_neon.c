@@ -41,6 +41,14 @@ INLINE void values_mul1(const uint32x4_t s[ABREAST], float32x4_t v[ABREAST])
         v[j] = vcvt_f32_f16(vcvt_f16_f32(v[j]));
 }
 
+/* The byte sums less 510. */
+INLINE void sums_mul1(const uint32x4_t s[ABREAST], float32x4_t v[ABREAST])
+{
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = vsubq_f32(vcvtq_f32_u32(sums_of(s[j])), vdupq_n_f32(510.0f));
+}
+
 INLINE float32x4_t value_halves(uint32x4_t s, bool mcg)
 {
     uint32x4_t x = mcg ? vmulq_u32(s, vdupq_n_u32(0xCBAC1FEDu))

@@ -31,6 +31,22 @@ static float fold(const float sum[8])
     return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+static unsigned byte_sum(uint16_t state)
+{
+    uint32_t x = state * 0x83DCD12Du;
+    return (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
+}
+
+static void decode_sums(const uint8_t *tile, struct kd_rate rate, float out[256])
+{
+    uint16_t states[256];
+
+    kd_ring_states(tile, rate, states);
+    for (unsigned p = 0; p < 256; p++)
+        out[16 * kd_tile_row(p) + kd_tile_col(p)] =
+            (float)((int)byte_sum(states[p]) - KD_EXL3_SUM_LESS);
+}
+
 void kd_mm_exl3_ref(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
@@ -42,8 +58,11 @@ void kd_mm_exl3_ref(const struct kd_exl3_block *b, const float *x, int64_t ldx, 
             int64_t tokens = T - t0 < TOKENS ? T - t0 : TOKENS;
             memset(sum, 0, sizeof sum);
             for (int64_t k = 0; k < b->k_tiles; k++) {
-                kd_trellis_decode_ref(b->codes + (k * b->row_tiles + n) * bytes, b->rate, b->cb,
-                                      value);
+                const uint8_t *tile = b->codes + (k * b->row_tiles + n) * bytes;
+                if (b->sums)
+                    decode_sums(tile, b->rate, value);
+                else
+                    kd_trellis_decode_ref(tile, b->rate, b->cb, value);
                 for (int64_t t = 0; t < tokens; t++)
                     add_tile(value, x + (t0 + t) * ldx + 16 * k, sum[t]);
             }
@@ -64,11 +83,8 @@ void kd_mv_exl3_int8_ref(const struct kd_exl3_block *b, const int8_t *q, float s
         int64_t sum[16] = {0};
         for (int64_t k = 0; k < b->k_tiles; k++) {
             kd_ring_states(b->codes + (k * b->row_tiles + n) * bytes, b->rate, states);
-            for (unsigned p = 0; p < 256; p++) {
-                uint32_t x = states[p] * 0x83DCD12Du;
-                int64_t v = (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
-                sum[kd_tile_col(p)] += v * q[16 * k + kd_tile_row(p)];
-            }
+            for (unsigned p = 0; p < 256; p++)
+                sum[kd_tile_col(p)] += (int64_t)byte_sum(states[p]) * q[16 * k + kd_tile_row(p)];
         }
         for (unsigned c = 0; c < 16; c++)
             y[16 * n + c] = kd_exl3_int8_sum(sum[c], total, scale);

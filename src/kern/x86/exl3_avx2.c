@@ -63,6 +63,19 @@ INLINE void values_mul1(const __m256i s[ABREAST], __m256 v[ABREAST])
         v[j] = _mm256_sub_ps(t[j], v[j]);
 }
 
+/* The byte sums less 510, the same way. */
+INLINE void sums_mul1(const __m256i s[ABREAST], __m256 v[ABREAST])
+{
+    __m256i x[ABREAST];
+
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        x[j] = _mm256_or_si256(sums_of(s[j]), _mm256_set1_epi32(0x4B000000));
+#pragma GCC unroll 8
+    for (int j = 0; j < ABREAST; j++)
+        v[j] = _mm256_sub_ps(_mm256_castsi256_ps(x[j]), _mm256_set1_ps(8388608.0f + 510.0f));
+}
+
 INLINE __m256 value_halves(__m256i s, bool mcg)
 {
     __m256i x = mcg ? _mm256_mullo_epi32(s, _mm256_set1_epi32((int)0xCBAC1FEDu))

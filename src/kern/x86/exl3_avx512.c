@@ -26,6 +26,7 @@ struct unpack {
     struct kd_rate rate;
     unsigned bytes; /* 0: not made yet */
     enum kd_codebook cb;
+    bool sums;      /* of mul1, in place of its values */
     __mmask64 last; /* bytes of the last register */
     /* The tile's bytes for each t; for PAIRS i = 0, 1 and i = 2, 3 apart. */
     _Alignas(64) uint8_t pick[8][64];
@@ -76,7 +77,8 @@ static void unpack_open(struct unpack *u, struct kd_rate rate)
 
 /* Making one takes as long as a hundred tiles, and small matrices have fewer; so each thread keeps
  * them. Not inlined, or the loops would ask for the thread's copy again and again. */
-static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb)
+static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, enum kd_codebook cb,
+                                                           bool sums)
 {
     static _Thread_local struct unpack kept[KD_UNPACK_KEPT];
     struct unpack *u = &kept[kd_rate_to16(rate) % KD_UNPACK_KEPT];
@@ -84,6 +86,7 @@ static __attribute__((noinline)) struct unpack *unpack_for(struct kd_rate rate, 
     if (!u->bytes || u->rate.base != rate.base || u->rate.mask != rate.mask)
         unpack_open(u, rate);
     u->cb = cb;
+    u->sums = sums;
     return u;
 }
 
@@ -181,6 +184,23 @@ FLAT void values_mul1(const __m512i s[4], __m512 v[4])
         v[j] = _mm512_sub_ps(t[j], v[j]);
 }
 
+/* The byte sums less 510, the same way. */
+FLAT void sums_mul1(const __m512i s[4], __m512 v[4])
+{
+    const __m512i mul = _mm512_set1_epi32((int)0x83DCD12Du), ones = _mm512_set1_epi32(0x01010101);
+    __m512i x[4];
+
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < 4; j++)
+        x[j] = _mm512_mullo_epi32(s[j], mul);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < 4; j++)
+        x[j] = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x[j], ones);
+#pragma GCC unroll 4
+    for (unsigned j = 0; j < 4; j++)
+        v[j] = _mm512_sub_ps(_mm512_castsi512_ps(x[j]), _mm512_set1_ps(8388608.0f + 510.0f));
+}
+
 FLAT __m512 value_halves(__m512i s, bool mcg)
 {
     __m512i x = mcg ? _mm512_mullo_epi32(s, _mm512_set1_epi32((int)0xCBAC1FEDu))
@@ -205,7 +225,9 @@ FLAT void values(const struct unpack *u, const enum layout layout, const __m512i
     __m512i s[4];
 
     states(u, layout, r, t, s);
-    if (u->cb == KD_CB_MUL1)
+    if (u->sums)
+        sums_mul1(s, v);
+    else if (u->cb == KD_CB_MUL1)
         values_mul1(s, v);
     else
         for (unsigned i = 0; i < 4; i++)
@@ -249,7 +271,7 @@ static void decode_rows(const struct unpack *u, const uint8_t *tile, float out[2
 static void decode_tile(const uint8_t *tile, struct kd_rate rate, enum kd_codebook cb,
                         float out[256])
 {
-    decode_rows(unpack_for(rate, cb), tile, out);
+    decode_rows(unpack_for(rate, cb, false), tile, out);
 }
 
 /* The chains of sixteen columns. */
@@ -264,9 +286,9 @@ FLAT void fold(const __m512 q[8], float *y)
 /* A few tokens with mul1, values straight from the codes: `count` tiles of a column to the sums;
  * `left` with those after
  * them; `chains` of the eight, those of rows 2t with t = t0, t0 + 2 or all. */
-FLAT void add_column(const struct unpack *u, const enum layout layout, const uint8_t *tile,
-                     int64_t step, int64_t count, int64_t left, const float *x, int64_t ldx,
-                     const unsigned tokens, const unsigned t0, const unsigned chains,
+FLAT void add_column(const struct unpack *u, const enum layout layout, const bool sums,
+                     const uint8_t *tile, int64_t step, int64_t count, int64_t left, const float *x,
+                     int64_t ldx, const unsigned tokens, const unsigned t0, const unsigned chains,
                      __m512 (*sum)[8])
 {
     __m512 a[FEW][8];
@@ -294,7 +316,10 @@ FLAT void add_column(const struct unpack *u, const enum layout layout, const uin
             __m512i s[4];
             __m512 v[4];
             states(u, layout, r, t, s);
-            values_mul1(s, v);
+            if (sums)
+                sums_mul1(s, v);
+            else
+                values_mul1(s, v);
 #pragma GCC unroll 4
             for (unsigned i = 0; i < 4; i++)
 #pragma GCC unroll 4
@@ -322,7 +347,7 @@ struct columns {
 /* Sixteen outputs of each token. The sums of three and four do not fit the registers: a piece of
  * the tiles is decoded once for each half of the chains. */
 FLAT void column(const struct unpack *u, const struct columns *c, const enum layout layout,
-                 const unsigned tokens)
+                 const bool sums, const unsigned tokens)
 {
     const uint8_t *tile = c->tile;
     const float *x = c->x;
@@ -332,14 +357,15 @@ FLAT void column(const struct unpack *u, const struct columns *c, const enum lay
         for (unsigned q = 0; q < 8; q++)
             sum[m][q] = _mm512_setzero_ps();
     if (tokens <= 2)
-        add_column(u, layout, tile, c->step, c->k_tiles, c->k_tiles, x, c->ldx, tokens, 0, 8, sum);
+        add_column(u, layout, sums, tile, c->step, c->k_tiles, c->k_tiles, x, c->ldx, tokens, 0, 8,
+                   sum);
     else
         for (int64_t k = 0; k < c->k_tiles; k += PANEL, tile += PANEL * c->step, x += 16 * PANEL) {
             int64_t count = c->k_tiles - k < PANEL ? c->k_tiles - k : PANEL;
-            add_column(u, layout, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 0, 4,
-                       sum);
-            add_column(u, layout, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 1, 4,
-                       sum);
+            add_column(u, layout, sums, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 0,
+                       4, sum);
+            add_column(u, layout, sums, tile, c->step, count, c->k_tiles - k, x, c->ldx, tokens, 1,
+                       4, sum);
         }
     for (unsigned m = 0; m < tokens; m++)
         fold(sum[m], c->y + m * c->ldy);
@@ -350,7 +376,12 @@ FLAT void column(const struct unpack *u, const struct columns *c, const enum lay
     static __attribute__((noinline)) void column_##layout##_##tokens(const struct unpack *u,       \
                                                                      const struct columns *c)      \
     {                                                                                              \
-        column(u, c, layout, tokens);                                                              \
+        column(u, c, layout, false, tokens);                                                       \
+    }                                                                                              \
+    static __attribute__((noinline)) void sums_##layout##_##tokens(const struct unpack *u,         \
+                                                                   const struct columns *c)        \
+    {                                                                                              \
+        column(u, c, layout, true, tokens);                                                        \
     }
 #define COLUMNS(layout) COLUMN(layout, 1) COLUMN(layout, 2) COLUMN(layout, 3) COLUMN(layout, 4)
 COLUMNS(WHOLE2)
@@ -361,10 +392,16 @@ COLUMNS(FOUR_PAIRS)
 #undef COLUMNS
 #undef COLUMN
 
-#define ROW(layout)                                                                                \
-    [layout] = {column_##layout##_1, column_##layout##_2, column_##layout##_3, column_##layout##_4}
-static void (*const column_of[][FEW])(const struct unpack *u, const struct columns *c) = {
-    ROW(WHOLE2), ROW(ONE_QUADS), ROW(TWO_QUADS), ROW(TWO_PAIRS), ROW(FOUR_PAIRS)};
+#define ROW(what, layout)                                                                          \
+    [layout] = {what##_##layout##_1, what##_##layout##_2, what##_##layout##_3, what##_##layout##_4}
+#define ROWS(what)                                                                                 \
+    {                                                                                              \
+        ROW(what, WHOLE2), ROW(what, ONE_QUADS), ROW(what, TWO_QUADS), ROW(what, TWO_PAIRS),       \
+            ROW(what, FOUR_PAIRS)                                                                  \
+    }
+static void (*const column_of[2][5][FEW])(const struct unpack *u,
+                                          const struct columns *c) = {ROWS(column), ROWS(sums)};
+#undef ROWS
 #undef ROW
 
 static void columns(const struct unpack *u, const struct kd_exl3_block *b, const float *x,
@@ -381,7 +418,7 @@ static void columns(const struct unpack *u, const struct kd_exl3_block *b, const
     kd_column_prefetch(c.tile, c.step, b->k_tiles, u->bytes);
     for (int64_t n = 0; n < b->n_tiles; n++, c.tile += u->bytes, c.y += 16) {
         kd_column_prefetch(c.tile + u->bytes, c.step, b->k_tiles, u->bytes);
-        column_of[u->layout][T - 1](u, &c);
+        column_of[b->sums][u->layout][T - 1](u, &c);
     }
 }
 
@@ -436,7 +473,7 @@ static void add_panel_all(const float *panel, int64_t count, const float *x, int
 static void mm_exl3(const struct kd_exl3_block *b, const float *x, int64_t ldx, int64_t T, float *y,
                     int64_t ldy)
 {
-    const struct unpack *u = unpack_for(b->rate, b->cb);
+    const struct unpack *u = unpack_for(b->rate, b->cb, b->sums);
     _Alignas(64) float panel[PANEL * 256], sum[TOKENS][8][16];
 
     if (T <= FEW && b->cb == KD_CB_MUL1) {
@@ -508,7 +545,7 @@ FLAT void column_int8(const struct unpack *u, const enum layout layout, const ui
 
 static void mv_exl3_int8(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y)
 {
-    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1);
+    const struct unpack *u = unpack_for(b->rate, KD_CB_MUL1, false);
     int64_t total = 0, step;
     int32_t fours[16 * PIECE]; /* q four times: a product's bytes are summed by themselves */
 
