@@ -20,18 +20,22 @@ enum {
     WALK_COLUMNS = 32,
     WALK_SLICES = KD_GPU_K3_DIM / WALK_COLUMNS,
     WALK_THREADS = 128,
-    SOLVE = 16 /* rows that are solved one by one */
+    WALK_TILES = WALK_COLUMNS / 8,
+    WALK_LD = WALK_COLUMNS + 2, /* two more: other banks */
+    HALF = CHUNK / 2,
+    BLOCK = 16 /* tokens that meet pair by pair */
 };
 
-/* What a head's chunk needs, in floats from its start. k and v are times beta; pairs too, negative.
- */
+/* What a head's chunk needs, in floats from its start. */
 enum {
     WORK_K = 0,                            /* [64][128] beta k e^(decay from the chunk's start) */
     WORK_Q = CHUNK * KD_GPU_K3_DIM,        /* [64][128] q, likewise */
     WORK_LEFT = 2 * CHUNK * KD_GPU_K3_DIM, /* [64][128] k e^(decay to the chunk's end) */
-    WORK_V = 3 * CHUNK * KD_GPU_K3_DIM,    /* [64][128] */
-    WORK_KK = 4 * CHUNK * KD_GPU_K3_DIM,   /* [64][64] k_i k_j e^(decay between), 0 from j = i on */
-    WORK_QK = WORK_KK + CHUNK * CHUNK,     /* [64][64] q_i k_j, 0 after j = i */
+    WORK_V = 3 * CHUNK * KD_GPU_K3_DIM,    /* [64][128] beta v */
+    WORK_T = 4 * CHUNK * KD_GPU_K3_DIM,    /* [64][64] (I + L)^-1, where L has, for j < i,
+                                              beta_i k_i k_j e^(decay between) */
+    WORK_QK = WORK_T + CHUNK * CHUNK,      /* [64][64] q_i k_j, likewise; what lies right of the
+                                              diagonal's blocks of 16 is not there */
     WORK_DECAY = WORK_QK + CHUNK * CHUNK,  /* [128] of the whole chunk */
     WORK_FLOATS = WORK_DECAY + KD_GPU_K3_DIM
 };
@@ -72,103 +76,337 @@ KD_DEV float conv_at(const float *x, const float *taps, const float *state, int6
     return kd_silu1(sum);
 }
 
-struct alignas(16) chunk_shared {
-    float k[CHUNK][KD_GPU_K3_DIM], g[CHUNK][KD_GPU_K3_DIM], beta[CHUNK];
+/* A value as two of tf32: what their products leave out of one of fp32 is 2^-21 of it. */
+struct tf32_pair {
+    uint32_t high, low;
 };
-
-/* A warp's token of the chunk: q to the work space, k, log decays and beta to shared memory. */
-KD_DEV void chunk_token(const kd_gpu_k3_batch &b, const kd_gpu_k3_kda &a, const kd_gpu_k3_seg &seg,
-                        int64_t h, int64_t t, int i, float *w, chunk_shared *s)
+KD_DEV tf32_pair tf32_pair_of(float x)
 {
-    constexpr int D = KD_GPU_K3_DIM;
+    const uint32_t high = (kd_f32_bits(x) + 0x1000u) & 0xffffe000u;
+    return {high, kd_f32_bits(x - kd_bits_f32(high))};
+}
+
+/* A fragment of a factor's rows, and one of the other's columns. */
+struct tf32_rows {
+    uint32_t high[4], low[4];
+
+    /* Rows g and g + 8 at a lane's first input, then at its second. */
+    KD_DEV tf32_rows(float a, float b, float c, float d)
+    {
+        const float x[4] = {a, b, c, d};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const tf32_pair p = tf32_pair_of(x[i]);
+            high[i] = p.high;
+            low[i] = p.low;
+        }
+    }
+};
+struct tf32_columns {
+    tf32_pair first, second;
+};
+KD_DEV void add_product(float (&sum)[4], const tf32_rows &a, const tf32_columns &b)
+{
+    kd_mma_tf32(sum, a.low, b.first.high, b.second.high);
+    kd_mma_tf32(sum, a.high, b.first.low, b.second.low);
+    kd_mma_tf32(sum, a.high, b.first.high, b.second.high);
+}
+
+struct alignas(16) chunk_shared {
+    /* Queries, keys; logs of decays, then factors of pairs. */
+    float q[CHUNK * KD_GPU_K3_DIM], k[CHUNK * KD_GPU_K3_DIM], f[CHUNK * KD_GPU_K3_DIM];
+    float beta[CHUNK], decay[2][KD_GPU_K3_DIM]; /* decay: of the halves */
+};
+/* Of a row's channel: eight rows in a row lie in other banks for a product. */
+KD_DEV int chunk_at(int row, int c)
+{
+    return row * KD_GPU_K3_DIM + (c ^ (row % 2 * 16));
+}
+
+/* A channel's last tokens before row t. */
+KD_DEV conv_channel conv_before(const float *x, const float *taps, const float *state,
+                                int64_t channels, int64_t at, int64_t first, int64_t t)
+{
+    conv_channel c;
+
+#pragma unroll
+    for (int i = 0; i < KD_GPU_K3_TAPS; i++)
+        c.w[i] = taps[i];
+#pragma unroll
+    for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++) {
+        const int64_t row = t - (KD_GPU_K3_TAPS - 1) + i;
+        c.x[i + 1] = row >= first ? x[row * channels + at]
+                                  : state[(row - first + KD_GPU_K3_TAPS - 1) * channels];
+    }
+    return c;
+}
+
+/* A thread's channel of half a chunk: convolutions, logs of decays; values to the work space. */
+KD_DEV void chunk_tokens(const kd_gpu_k3_kda &a, const kd_gpu_k3_seg &seg, int64_t h, int64_t row,
+                         float *w, chunk_shared *s)
+{
+    constexpr int D = KD_GPU_K3_DIM, AHEAD = 4;
+    const int c = kd_thread() % D, half = kd_thread() / D;
+    const int64_t channels = a.heads * D, stream = (KD_GPU_K3_TAPS - 1) * channels, at = h * D + c,
+                  t0 = row + half * HALF;
+    const float *conv = seg.kda + a.state + a.heads * D * D + at;
+    const float ea = a.decay[h], dt = a.dt_bias[at];
+    const int64_t tap = at * KD_GPU_K3_TAPS;
+    conv_channel q = conv_before(a.q, a.q_conv + tap, conv, channels, at, seg.first, t0),
+                 k = conv_before(a.k, a.k_conv + tap, conv + stream, channels, at, seg.first, t0),
+                 v = conv_before(a.v, a.v_conv + tap, conv + 2 * stream, channels, at, seg.first,
+                                 t0);
+
+#pragma unroll 1
+    for (int i = 0; i < HALF; i += AHEAD) {
+        float in[AHEAD][4];
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            const int64_t from = (t0 + i + n) * channels + at;
+            in[n][0] = a.q[from];
+            in[n][1] = a.k[from];
+            in[n][2] = a.v[from];
+            in[n][3] = a.z[from];
+        }
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++) {
+            const int r = half * HALF + i + n, to = chunk_at(r, c);
+            s->q[to] = q.next(in[n][0]);
+            s->k[to] = k.next(in[n][1]);
+            w[WORK_V + r * D + c] = s->beta[r] * v.next(in[n][2]);
+            s->f[to] = kda_log(a, in[n][3], dt, ea);
+        }
+    }
+}
+
+/* A warp's token: queries and keys of length 1. */
+KD_DEV void chunk_norm(chunk_shared *s, int r)
+{
     const int lane = kd_thread() % 32;
-    const int64_t channels = a.heads * D, stream = (KD_GPU_K3_TAPS - 1) * channels;
-    const float *conv = seg.kda + a.state + a.heads * D * D;
-    const float beta = kd_sigmoid1(a.beta[t * a.heads + h]), ea = a.decay[h];
     float q[CHUNK_LANE], k[CHUNK_LANE], qq = 0, kk = 0;
 
-    (void)b;
 #pragma unroll
     for (int m = 0; m < CHUNK_LANE; m++) {
-        const int c = lane + 32 * m;
-        const int64_t at = h * D + c;
-        const float v = conv_at(a.v, a.v_conv + at * KD_GPU_K3_TAPS, conv + 2 * stream + at,
-                                channels, at, seg.first, t);
-        q[m] = conv_at(a.q, a.q_conv + at * KD_GPU_K3_TAPS, conv + at, channels, at, seg.first, t);
-        k[m] = conv_at(a.k, a.k_conv + at * KD_GPU_K3_TAPS, conv + stream + at, channels, at,
-                       seg.first, t);
+        q[m] = s->q[chunk_at(r, lane + 32 * m)];
+        k[m] = s->k[chunk_at(r, lane + 32 * m)];
         qq = fmaf(q[m], q[m], qq);
         kk = fmaf(k[m], k[m], kk);
-        w[WORK_V + i * D + c] = beta * v;
-        s->g[i][c] = kda_log(a, a.z[t * channels + at], a.dt_bias[at], ea);
     }
-    const float uq = 1.0f / sqrtf(warp_sum(qq) + 1e-6f) * (1.0f / sqrtf((float)D));
+    const float uq = 1.0f / sqrtf(warp_sum(qq) + 1e-6f) * (1.0f / sqrtf((float)KD_GPU_K3_DIM));
     const float uk = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
 #pragma unroll
     for (int m = 0; m < CHUNK_LANE; m++) {
-        w[WORK_Q + i * D + lane + 32 * m] = q[m] * uq;
-        s->k[i][lane + 32 * m] = k[m] * uk;
+        s->q[chunk_at(r, lane + 32 * m)] = q[m] * uq;
+        s->k[chunk_at(r, lane + 32 * m)] = k[m] * uk;
     }
-    if (!lane)
-        s->beta[i] = beta;
 }
 
-/* A warp's row of pairs, and what decays over the chunk's start or, in its last row, its end. */
-KD_DEV void chunk_pairs(const chunk_shared *s, int i, float *w)
+/* A warp's token and those before it in its block of 16, one by one. */
+KD_DEV void chunk_near(const chunk_shared *s, int i, float *w)
 {
-    constexpr int D = KD_GPU_K3_DIM;
-    const int lane = kd_thread() % 32;
-    const bool low = lane < 16, last = i == CHUNK - 1;
-    const float beta = s->beta[i];
-    float q[CHUNK_LANE], k[CHUNK_LANE], sum[CHUNK_LANE] = {}, qk = 0;
+    const int lane = kd_thread() % 32, before = i % BLOCK;
+    float q[CHUNK_LANE], k[CHUNK_LANE], sum[CHUNK_LANE] = {}, v[2 * BLOCK] = {};
 
 #pragma unroll
     for (int m = 0; m < CHUNK_LANE; m++) {
-        q[m] = w[WORK_Q + i * D + lane + 32 * m];
-        k[m] = s->k[i][lane + 32 * m];
-        qk = fmaf(q[m], k[m], qk);
-        if (last)
-            w[WORK_LEFT + i * D + lane + 32 * m] = k[m];
+        const int at = chunk_at(i, lane + 32 * m);
+        q[m] = s->q[at];
+        k[m] = s->k[at];
+        v[2 * BLOCK - 1] = fmaf(q[m], k[m], v[2 * BLOCK - 1]);
     }
-    qk = warp_sum(qk);
-    for (int j = lane; j < CHUNK; j += 32) {
-        if (j >= i)
-            w[WORK_KK + i * CHUNK + j] = 0.0f;
-        if (j >= i)
-            w[WORK_QK + i * CHUNK + j] = j == i ? qk : 0.0f;
-    }
-    for (int j = i - 1; j >= 0; j--) {
-        float kk = 0;
-        qk = 0;
+#pragma unroll
+    for (int n = 0; n < BLOCK - 1; n++) {
+        if (n >= before)
+            continue;
 #pragma unroll
         for (int m = 0; m < CHUNK_LANE; m++) {
             const int c = lane + 32 * m;
-            sum[m] += s->g[j + 1][c];
-            const float e = s->k[j][c] * kd_exp_near(sum[m]);
-            kk = fmaf(k[m], e, kk);
-            qk = fmaf(q[m], e, qk);
-            if (last)
-                w[WORK_LEFT + j * D + c] = e;
+            sum[m] += s->f[chunk_at(i - n, c)];
+            const float e = s->k[chunk_at(i - n - 1, c)] * kd_exp_near(sum[m]);
+            v[2 * n] = fmaf(k[m], e, v[2 * n]);
+            v[2 * n + 1] = fmaf(q[m], e, v[2 * n + 1]);
         }
-        /* Both sums at once: half of the lanes have the one, half the other. */
-        float x = (low ? kk : qk) + kd_shuffle_xor(low ? qk : kk, 16);
-#pragma unroll
-        for (int m = 8; m; m >>= 1)
-            x += kd_shuffle_xor(x, m);
-        if (lane == 0)
-            w[WORK_KK + i * CHUNK + j] = -beta * x;
-        if (lane == 16)
-            w[WORK_QK + i * CHUNK + j] = x;
     }
+    const float x = lane_sums(v, lane);
+    const int j = lane == 31 ? i : i - 1 - lane / 2;
+    if (lane / 2 < before && lane % 2 == 0)
+        w[WORK_T + i * CHUNK + j] = s->beta[i] * x;
+    if (lane == 31 || (lane / 2 < before && lane % 2))
+        w[WORK_QK + i * CHUNK + j] = x;
+    if (lane < BLOCK && lane > before)
+        w[WORK_QK + i * CHUNK + i - before + lane] = 0.0f;
+}
+
+/* Logs of decays of a thread's channel in half a chunk. */
+struct chunk_logs {
+    float g[HALF];
+    int c, half;
+
+    KD_DEV void load(const chunk_shared *s)
+    {
+        c = kd_thread() % KD_GPU_K3_DIM;
+        half = kd_thread() / KD_GPU_K3_DIM;
 #pragma unroll
-    for (int m = 0; m < CHUNK_LANE; m++) {
-        const int c = lane + 32 * m;
-        const float e = kd_exp_near(sum[m] + s->g[0][c]);
-        w[WORK_K + i * D + c] = beta * k[m] * e;
-        w[WORK_Q + i * D + c] = q[m] * e;
-        if (last)
-            w[WORK_DECAY + c] = e;
+        for (int r = 0; r < HALF; r++)
+            g[r] = s->f[chunk_at(half * HALF + r, c)];
     }
+    KD_DEV float all() const
+    {
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < HALF; r++)
+            sum += g[r];
+        return kd_exp_near(sum);
+    }
+    /* What decays from the chunk's start and to its end; factors of the pairs of both halves. */
+    KD_DEV void far(chunk_shared *s, float *w) const
+    {
+        constexpr int D = KD_GPU_K3_DIM;
+        const float other = s->decay[half ^ 1][c];
+        float sum = 0;
+#pragma unroll
+        for (int r = 0; r < HALF; r++) {
+            const int row = half * HALF + r, at = chunk_at(row, c);
+            sum += g[r];
+            const float e = kd_exp_near(sum), from = half ? e * other : e;
+            w[WORK_K + row * D + c] = s->beta[row] * s->k[at] * from;
+            w[WORK_Q + row * D + c] = s->q[at] * from;
+            if (half)
+                s->f[at] = e;
+        }
+        sum = 0;
+#pragma unroll
+        for (int r = HALF - 1; r >= 0; r--) {
+            const int row = half * HALF + r, at = chunk_at(row, c);
+            const float x = s->k[at] * kd_exp_near(sum);
+            sum += g[r];
+            w[WORK_LEFT + row * D + c] = half ? x : x * other;
+            if (!half)
+                s->f[at] = x;
+        }
+        if (half)
+            w[WORK_DECAY + c] = s->decay[0][c] * s->decay[1][c];
+    }
+    /* Factors of the pairs of two blocks of 16. */
+    KD_DEV void middle(chunk_shared *s) const
+    {
+        float sum = 0;
+#pragma unroll
+        for (int r = BLOCK - 1; r >= 0; r--) {
+            const int at = chunk_at(half * HALF + r, c);
+            s->f[at] = s->k[at] * kd_exp_near(sum);
+            sum += g[r];
+        }
+        sum = 0;
+#pragma unroll
+        for (int r = BLOCK; r < HALF; r++) {
+            sum += g[r];
+            s->f[chunk_at(half * HALF + r, c)] = kd_exp_near(sum);
+        }
+    }
+};
+
+/* Pairs of 16 tokens from i on (x: their queries or keys) and eight from j on. */
+KD_DEV void chunk_product(float (&sum)[4], const chunk_shared *s, const float *x, int i, int j)
+{
+    const int lane = kd_thread() % 32, g = lane / 4, t = lane % 4 * 4;
+
+#pragma unroll 2
+    for (int c = 0; c < KD_GPU_K3_DIM; c += 16) {
+        const int at[2] = {chunk_at(i + g, c + t), chunk_at(i + g + 8, c + t)};
+        float4 u[2];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            const float4 a = *(const float4 *)(x + at[n]), b = *(const float4 *)(s->f + at[n]);
+            u[n] = make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+        }
+        const float4 y = *(const float4 *)(s->f + chunk_at(j + g, c + t));
+        add_product(sum, tf32_rows(u[0].x, u[1].x, u[0].y, u[1].y),
+                    {tf32_pair_of(y.x), tf32_pair_of(y.y)});
+        add_product(sum, tf32_rows(u[0].z, u[1].z, u[0].w, u[1].w),
+                    {tf32_pair_of(y.z), tf32_pair_of(y.w)});
+    }
+}
+KD_DEV void chunk_pairs(const chunk_shared *s, int i, int j, bool keys, float *w)
+{
+    const int lane = kd_thread() % 32, row = i + lane / 4, column = j + lane % 4 * 2;
+    float *to = w + (keys ? WORK_T : WORK_QK) + row * CHUNK + column;
+    float sum[4] = {};
+
+    chunk_product(sum, s, keys ? s->k : s->q, i, j);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float by = keys ? s->beta[row + 8 * h] : 1.0f;
+        *(float2 *)(to + 8 * h * CHUNK) = make_float2(by * sum[2 * h], by * sum[2 * h + 1]);
+    }
+}
+
+/* (I + L)^-1 in place of L: blocks of 16 column by column, then -T L T' of what lies below two of
+ * them that are done, twice. */
+enum { INVERSE_LD = CHUNK + 4 };
+struct chunk_inverse {
+    float L[CHUNK][INVERSE_LD], T[CHUNK][INVERSE_LD], x[HALF][INVERSE_LD];
+};
+static_assert(sizeof(chunk_inverse) <= 3 * CHUNK * KD_GPU_K3_DIM * sizeof(float), "in its place");
+
+KD_DEV void inverse_block(chunk_inverse *m)
+{
+    const int b = kd_thread() / BLOCK * BLOCK, c = kd_thread() % BLOCK;
+    float x[BLOCK];
+
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        x[i] = i == c ? 1.0f : 0.0f;
+#pragma unroll
+        for (int j = 0; j < i; j++)
+            x[i] = fmaf(-m->L[b + i][b + j], x[j], x[i]);
+        m->T[b + i][b + c] = x[i];
+    }
+}
+/* Four columns of one row of sign a[N][N] b[N][N]. */
+template <int N>
+KD_DEV float4 inverse_times(const float *a, const float (*b)[INVERSE_LD], int column, float sign)
+{
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        add_scaled(&sum, sign * a[i], *(const float4 *)(b[i] + column));
+    return sum;
+}
+/* The block of N below and left of the two of them from row r on. */
+template <int N> KD_DEV void inverse_join(chunk_inverse *m, int thread, int r)
+{
+    const int row = thread / (N / 4), c = thread % (N / 4) * 4;
+    const bool mine = thread < N * N / 4;
+
+    if (mine)
+        *(float4 *)(m->x[r / 2 % HALF + row] + c) =
+            inverse_times<N>(m->L[r + N + row] + r, m->T + r, r + c, 1.0f);
+    kd_sync_block();
+    if (mine)
+        *(float4 *)(m->T[r + N + row] + r + c) =
+            inverse_times<N>(m->T[r + N + row] + r + N, m->x + r / 2 % HALF, c, -1.0f);
+    kd_sync_block();
+}
+KD_DEV void chunk_invert(float *w, chunk_shared *s)
+{
+    chunk_inverse *m = (chunk_inverse *)s;
+    const int t = kd_thread();
+
+    for (int i = t; i < CHUNK * CHUNK / 4; i += CHUNK_THREADS) {
+        const int r = i / (CHUNK / 4), c = i % (CHUNK / 4) * 4;
+        *(float4 *)(m->L[r] + c) = *(const float4 *)(w + WORK_T + 4 * i);
+        *(float4 *)(m->T[r] + c) = make_float4(0, 0, 0, 0);
+    }
+    kd_sync_block();
+    if (t < CHUNK)
+        inverse_block(m);
+    kd_sync_block();
+    inverse_join<BLOCK>(m, t % (CHUNK_THREADS / 2), t / (CHUNK_THREADS / 2) * HALF);
+    inverse_join<HALF>(m, t, 0);
+    for (int i = t; i < CHUNK * CHUNK / 4; i += CHUNK_THREADS)
+        *(float4 *)(w + WORK_T + 4 * i) =
+            *(const float4 *)(m->T[i / (CHUNK / 4)] + i % (CHUNK / 4) * 4);
 }
 
 /* Block: chunk kd_block() / heads, head kd_block() % heads. */
@@ -187,126 +425,237 @@ KD_KERNEL void KD_BOUNDS(CHUNK_THREADS, 2)
     if (row < 0)
         return;
     float *w = chunk_work(a, number, h);
+    chunk_logs logs;
+    if (kd_thread() < CHUNK)
+        s->beta[kd_thread()] = kd_sigmoid1(a.beta[(row + kd_thread()) * a.heads + h]);
+    kd_sync_block();
+    chunk_tokens(a, seg, h, row, w, s);
+    kd_sync_block();
     for (int i = warp; i < CHUNK; i += CHUNK_WARPS)
-        chunk_token(b, a, seg, h, row + i, i, w, s);
+        chunk_norm(s, i);
     kd_sync_block();
     /* Long rows and short ones to each warp. */
-    for (int m = 0; m < CHUNK / CHUNK_WARPS; m++)
-        chunk_pairs(s, m * CHUNK_WARPS + (m % 2 ? CHUNK_WARPS - 1 - warp : warp), w);
+    for (int i = 0; i < CHUNK; i += CHUNK_WARPS)
+        chunk_near(s, i + (i % BLOCK ? CHUNK_WARPS - 1 - warp : warp), w);
+    logs.load(s);
+    s->decay[logs.half][logs.c] = logs.all();
+    kd_sync_block();
+    logs.far(s, w);
+    kd_sync_block();
+    for (int keys = 0; keys < 2; keys++)
+        chunk_pairs(s, HALF + warp % 2 * BLOCK, warp / 2 * 8, keys, w);
+    kd_sync_block();
+    logs.middle(s);
+    kd_sync_block();
+    chunk_pairs(s, warp % 2 * HALF + BLOCK, warp % 2 * HALF + warp / 2 % 2 * 8, warp / 4, w);
+    kd_sync_block();
+    chunk_invert(w, s);
 }
 
 struct alignas(16) walk_shared {
-    float S[KD_GPU_K3_DIM][WALK_COLUMNS], v[CHUNK][WALK_COLUMNS];
+    /* The state; what the tokens' values lack; what they add. */
+    float S[KD_GPU_K3_DIM][WALK_LD], x[CHUNK][WALK_LD], v[CHUNK][WALK_LD];
 };
 
-KD_DEV void add_times(float4 &sum, float x, const float4 &v)
+/* Sixteen inputs of a product at a time: lane 4 g + t has 4 t .. 4 t + 3, of which step s takes
+ * 2 s and 2 s + 1. */
+struct walk_rows {
+    float4 r[2];
+
+    KD_DEV void load(const float *x, int64_t ld, int lane)
+    {
+        const float *at = x + lane / 4 * ld + lane % 4 * 4;
+        r[0] = *(const float4 *)at;
+        r[1] = *(const float4 *)(at + 8 * ld);
+    }
+    KD_DEV tf32_rows step(int s) const
+    {
+        return s ? tf32_rows(r[0].z, r[1].z, r[0].w, r[1].w)
+                 : tf32_rows(r[0].x, r[1].x, r[0].y, r[1].y);
+    }
+};
+KD_DEV tf32_columns walk_columns(const float (*y)[WALK_LD], int s, int n, int lane)
 {
-    sum.x = fmaf(x, v.x, sum.x);
-    sum.y = fmaf(x, v.y, sum.y);
-    sum.z = fmaf(x, v.z, sum.z);
-    sum.w = fmaf(x, v.w, sum.w);
+    const float *at = y[lane % 4 * 4 + 2 * s] + 8 * n + lane / 4;
+    return {tf32_pair_of(at[0]), tf32_pair_of(at[WALK_LD])};
 }
 
-/* sum[r] += rows r of x ([.][ld]) times y ([count][32]) at this thread's four columns. */
-template <int ROWS>
-KD_DEV void add_rows(float4 sum[ROWS], const float *x, int64_t ld, const float *y, int count)
+/* sum += 16 rows of x times y, `steps` times 16 inputs. */
+KD_DEV void walk_add(float (&sum)[WALK_TILES][4], const float *x, int64_t ld,
+                     const float (*y)[WALK_LD], int steps, int lane)
 {
-#pragma unroll 2
-    for (int i = 0; i < count; i += 4) {
-        float4 v[4];
+    walk_rows next, now;
+
+    next.load(x, ld, lane);
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        now = next;
+        if (i + 1 < steps)
+            next.load(x + 16 * (i + 1), ld, lane);
 #pragma unroll
-        for (int n = 0; n < 4; n++)
-            v[n] = *(const float4 *)(y + (i + n) * WALK_COLUMNS);
+        for (int s = 0; s < 2; s++) {
+            const tf32_rows a = now.step(s);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const float4 u = *(const float4 *)(x + r * ld + i);
-            add_times(sum[r], u.x, v[0]);
-            add_times(sum[r], u.y, v[1]);
-            add_times(sum[r], u.z, v[2]);
-            add_times(sum[r], u.w, v[3]);
+            for (int n = 0; n < WALK_TILES; n++)
+                add_product(sum[n], a, walk_columns(y + 16 * i, s, n, lane));
         }
     }
 }
 
-/* v = (I + L)^-1 v in place, 16 rows at a time: what the rows before them add, then one by one. */
-KD_DEV void walk_solve(const float *kk, walk_shared *s)
+/* p += K S, o += Q S of the warp's 16 tokens. */
+KD_DEV void walk_meet(float (&p)[WALK_TILES][4], float (&o)[WALK_TILES][4], const float *w, int row,
+                      const walk_shared *s, int lane)
 {
-    const int me = kd_thread(), row = me / 8, c = me % 8 * 4;
+    constexpr int D = KD_GPU_K3_DIM;
+    walk_rows next[2], now[2];
 
-    for (int r0 = 0; r0 < CHUNK; r0 += SOLVE) {
-        if (r0) {
-            float4 *mine = (float4 *)&s->v[r0 + row][c], sum[1] = {*mine};
-            add_rows<1>(sum, kk + (r0 + row) * CHUNK, CHUNK, &s->v[0][c], r0);
-            *mine = sum[0];
+    next[0].load(w + WORK_K + row * D, D, lane);
+    next[1].load(w + WORK_Q + row * D, D, lane);
+#pragma unroll 1
+    for (int i = 0; i < D / 16; i++) {
+        now[0] = next[0];
+        now[1] = next[1];
+        if (i + 1 < D / 16) {
+            next[0].load(w + WORK_K + row * D + 16 * (i + 1), D, lane);
+            next[1].load(w + WORK_Q + row * D + 16 * (i + 1), D, lane);
         }
-        kd_sync_block();
-        if (me < WALK_COLUMNS) {
-            float x[SOLVE];
 #pragma unroll
-            for (int i = 0; i < SOLVE; i++) {
-                x[i] = s->v[r0 + i][me];
+        for (int step = 0; step < 2; step++) {
+            const tf32_rows k = now[0].step(step), q = now[1].step(step);
 #pragma unroll
-                for (int j = 0; j < i; j++)
-                    x[i] = fmaf(kk[(r0 + i) * CHUNK + r0 + j], x[j], x[i]);
-                s->v[r0 + i][me] = x[i];
+            for (int n = 0; n < WALK_TILES; n++) {
+                const tf32_columns c = walk_columns(s->S + 16 * i, step, n, lane);
+                add_product(p[n], k, c);
+                add_product(o[n], q, c);
             }
         }
-        kd_sync_block();
     }
+}
+
+/* A warp's 32 rows of the state: tile i's rows g and g + 8 are 4 g + 2 i and 4 g + 2 i + 1. */
+struct walk_state {
+    float S[2][WALK_TILES][4];
+    int row, column;
+
+    KD_DEV void load(const float *from, int warp, int lane)
+    {
+        row = 32 * warp + lane / 4 * 4;
+        column = lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float2 x = *(const float2 *)(from + (row + 2 * i + h) * KD_GPU_K3_DIM +
+                                                       8 * n + column);
+                    S[i][n][2 * h] = x.x;
+                    S[i][n][2 * h + 1] = x.y;
+                }
+    }
+    KD_DEV void store(float *to, int ld) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    *(float2 *)(to + (row + 2 * i + h) * ld + 8 * n + column) =
+                        make_float2(S[i][n][2 * h], S[i][n][2 * h + 1]);
+    }
+    /* To the chunk's end: it decays, its tokens are added. */
+    KD_DEV void step(const float *w, const walk_shared *s, int lane)
+    {
+        constexpr int D = KD_GPU_K3_DIM;
+        const float4 decay = *(const float4 *)(w + WORK_DECAY + row);
+        const float d[4] = {decay.x, decay.y, decay.z, decay.w};
+        float4 next[4], now[4];
+        auto load = [&](int i) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                next[k] = *(const float4 *)(w + WORK_LEFT + (16 * i + lane % 4 * 4 + k) * D + row);
+        };
+
+        load(0);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    S[i][n][k] *= d[2 * i + k / 2];
+#pragma unroll 1
+        for (int i = 0; i < CHUNK / 16; i++) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                now[k] = next[k];
+            if (i + 1 < CHUNK / 16)
+                load(i + 1);
+#pragma unroll
+            for (int k = 0; k < 4; k += 2) {
+                const tf32_rows a(now[k].x, now[k].y, now[k + 1].x, now[k + 1].y),
+                    b(now[k].z, now[k].w, now[k + 1].z, now[k + 1].w);
+#pragma unroll
+                for (int n = 0; n < WALK_TILES; n++) {
+                    const tf32_columns c = walk_columns(s->v + 16 * i, k / 2, n, lane);
+                    add_product(S[0][n], a, c);
+                    add_product(S[1][n], b, c);
+                }
+            }
+        }
+    }
+};
+
+/* Two rows of a warp's 16 tokens, two columns of each tile: to shared memory or y. */
+KD_DEV void walk_put(const float (&sum)[WALK_TILES][4], float *to, int64_t ld, int lane)
+{
+#pragma unroll
+    for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(float2 *)(to + (lane / 4 + 8 * h) * ld + 8 * n + lane % 4 * 2) =
+                make_float2(sum[n][2 * h], sum[n][2 * h + 1]);
 }
 
 /* One chunk: outputs to y (before their norm), S to the chunk's end. */
-KD_DEV void walk_chunk(const float *w, float *y, int64_t ldy, int slice, walk_shared *s)
+KD_DEV void walk_chunk(const float *w, float *y, int64_t ldy, int slice, walk_state &S,
+                       walk_shared *s)
 {
     constexpr int D = KD_GPU_K3_DIM;
-    const int row = kd_thread() / 8 * 4, c = kd_thread() % 8 * 4;
-    const float4 zero = make_float4(0, 0, 0, 0);
-    float4 p[4] = {zero, zero, zero, zero}, o[4] = {zero, zero, zero, zero};
+    const int lane = kd_thread() % 32, warp = kd_thread() / 32, row = 16 * warp;
+    const float *v = w + WORK_V + (row + lane / 4) * D + slice * WALK_COLUMNS + lane % 4 * 2;
+    float p[WALK_TILES][4] = {}, o[WALK_TILES][4] = {};
+    float2 value[WALK_TILES][2];
 
-    add_rows<4>(p, w + WORK_K + row * D, D, &s->S[0][c], D);
-    add_rows<4>(o, w + WORK_Q + row * D, D, &s->S[0][c], D);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const float4 v = *(const float4 *)(w + WORK_V + (row + r) * D + slice * WALK_COLUMNS + c);
-        *(float4 *)&s->v[row + r][c] =
-            make_float4(v.x - p[r].x, v.y - p[r].y, v.z - p[r].z, v.w - p[r].w);
-    }
+    for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            value[n][h] = *(const float2 *)(v + 8 * h * D + 8 * n);
+    walk_meet(p, o, w, row, s, lane);
+#pragma unroll
+    for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            p[n][2 * h] = value[n][h].x - p[n][2 * h];
+            p[n][2 * h + 1] = value[n][h].y - p[n][2 * h + 1];
+        }
+    walk_put(p, s->x[row], WALK_LD, lane);
     kd_sync_block();
-    walk_solve(w + WORK_KK, s);
-    add_rows<4>(o, w + WORK_QK + row * CHUNK, CHUNK, &s->v[0][c], row + 4);
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-        *(float4 *)(y + (row + r) * ldy + c) = o[r];
-    /* Eight rows of S, four columns. */
-    float4 S[8];
-#pragma unroll
-    for (int r = 0; r < 8; r++) {
-        const float decay = w[WORK_DECAY + 2 * row + r];
-        S[r] = *(const float4 *)&s->S[2 * row + r][c];
-        S[r] = make_float4(S[r].x * decay, S[r].y * decay, S[r].z * decay, S[r].w * decay);
-    }
-#pragma unroll 2
-    for (int j = 0; j < CHUNK; j++) {
-        const float *left = w + WORK_LEFT + j * D + 2 * row;
-        const float4 a = *(const float4 *)left, b = *(const float4 *)(left + 4);
-        const float4 v = *(const float4 *)&s->v[j][c];
-        add_times(S[0], a.x, v);
-        add_times(S[1], a.y, v);
-        add_times(S[2], a.z, v);
-        add_times(S[3], a.w, v);
-        add_times(S[4], b.x, v);
-        add_times(S[5], b.y, v);
-        add_times(S[6], b.z, v);
-        add_times(S[7], b.w, v);
-    }
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-        *(float4 *)&s->S[2 * row + r][c] = S[r];
+    float add[WALK_TILES][4] = {};
+    walk_add(add, w + WORK_T + row * CHUNK, CHUNK, s->x, warp + 1, lane);
+    walk_put(add, s->v[row], WALK_LD, lane);
+    kd_sync_block();
+    walk_add(o, w + WORK_QK + row * CHUNK, CHUNK, s->v, warp + 1, lane);
+    walk_put(o, y + row * ldy, ldy, lane);
+    S.step(w, s, lane);
+    S.store(&s->S[0][0], WALK_LD);
     kd_sync_block();
 }
 
 /* Block: 32 columns of the state of a head of a segment. */
-KD_KERNEL void KD_BOUNDS(WALK_THREADS, 4)
+KD_KERNEL void KD_BOUNDS(WALK_THREADS, 3)
     kda_chunk_walk(const kd_gpu_k3_batch b, const kd_gpu_k3_kda a)
 {
     constexpr int D = KD_GPU_K3_DIM;
@@ -326,15 +675,21 @@ KD_KERNEL void KD_BOUNDS(WALK_THREADS, 4)
     if (!n)
         return;
     float *S = seg.kda + a.state + h * D * D + slice * WALK_COLUMNS;
-    for (int i = me; i < D * WALK_COLUMNS; i += WALK_THREADS)
-        s->S[i / WALK_COLUMNS][i % WALK_COLUMNS] = S[i / WALK_COLUMNS * D + i % WALK_COLUMNS];
+    walk_state state;
+    state.load(S, me / 32, me % 32);
+    state.store(&s->S[0][0], WALK_LD);
     kd_sync_block();
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n; i++) {
+        /* The next chunk on its way: these blocks' parts of it, a line each time. */
+        const float *next = chunk_work(a, number + i + 1, h);
+        for (int at = 32 * (slice * WALK_THREADS + me); i + 1 < n && at < WORK_FLOATS;
+             at += 32 * WALK_SLICES * WALK_THREADS)
+            kd_prefetch(next + at);
         walk_chunk(chunk_work(a, number + i, h),
                    a.y + (first + i * CHUNK) * channels + h * D + slice * WALK_COLUMNS, channels,
-                   slice, s);
-    for (int i = me; i < D * WALK_COLUMNS; i += WALK_THREADS)
-        S[i / WALK_COLUMNS * D + i % WALK_COLUMNS] = s->S[i / WALK_COLUMNS][i % WALK_COLUMNS];
+                   slice, state, s);
+    }
+    state.store(S, D);
     if (slice)
         return;
     /* The last raw rows, oldest first; a thread a channel. */

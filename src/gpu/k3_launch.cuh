@@ -4,7 +4,7 @@
 #define KD_GPU_K3_LAUNCH_CUH
 
 #include "gpu/k3_kda_chunk.cuh"
-#include "gpu/k3_mla_fast.cuh"
+#include "gpu/k3_mla_prompt.cuh"
 
 namespace kd_k3
 {
@@ -216,7 +216,29 @@ static inline mla_args mla_args_of(const kd_gpu_k3_batch &b, const kd_gpu_k3_mla
 {
     float *const slot = m.work + mla_latent(m.fast, m.heads, m.kv_lora, b.rows);
 
-    return {b, m.heads, m.page, mla_least(m.fast), m.q, m.gate, m.kv_b, m.work, slot, m.parts, m.y};
+    return {b,      m.heads, m.page, mla_least(m.fast), m.q, m.gate,
+            m.kv_b, m.work,  slot,   m.parts,           m.y, 0};
+}
+
+/* What prompts need of the work space: floats beside keys and values, and of a piece of those. */
+static inline int64_t prompt_fixed(int64_t heads, int64_t kv_lora, int64_t rows)
+{
+    return heads * PROMPT_PAIR * (kv_lora / 2 + 1) +
+           (rows / PROMPT_TILE + 1) * heads * PROMPT_STATE;
+}
+static inline int64_t prompt_piece(int64_t heads)
+{
+    return (heads * PROMPT_PIECE + PROMPT_BOX) / 2;
+}
+static inline int64_t prompt_pieces(int64_t positions)
+{
+    return (positions + PROMPT_TILE - 1) / PROMPT_TILE;
+}
+static inline int64_t prompt_floats(int64_t heads, int64_t kv_lora, int64_t rows, int64_t longest)
+{
+    const int64_t least = longest < PROMPT_LEAST ? longest : (int64_t)PROMPT_LEAST;
+
+    return prompt_fixed(heads, kv_lora, rows) + prompt_pieces(least) * prompt_piece(heads);
 }
 
 static inline int64_t mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t rows,
@@ -225,6 +247,8 @@ static inline int64_t mla_floats(bool fast, int64_t heads, int64_t kv_lora, int6
     const int64_t least = mla_least(fast), part = mla_part(longest, least);
     const int64_t latent = mla_latent(fast, heads, kv_lora, rows),
                   slot = rows * heads * (kv_lora + MLA_SLOT);
+    const int64_t prompt =
+        fast && rows > PROMPT_ROWS ? prompt_floats(heads, kv_lora, rows, longest) : 0;
 
     /* A power of two, so that few grids serve all contexts; a shorter one may have more parts than
      * the longest, never more than MLA_PARTS. Rows enough fill a device without. */
@@ -234,7 +258,122 @@ static inline int64_t mla_floats(bool fast, int64_t heads, int64_t kv_lora, int6
         *parts *= 2;
     if (latent + *parts * slot > most)
         *parts = 1;
-    return latent + *parts * slot;
+    return latent + *parts * slot > prompt ? latent + *parts * slot : prompt;
+}
+
+/* The work space of prompts. */
+static inline prompt_args prompt_args_of(const kd_gpu_k3_batch &b, const kd_gpu_k3_mla &m)
+{
+    prompt_args a = {};
+    float *at = m.work;
+    int64_t parts, floats = m.floats;
+
+    if (!floats)
+        floats = mla_floats(true, m.heads, m.kv_lora, b.rows, b.longest, 0, &parts);
+    a.heads = m.heads;
+    a.page = m.page;
+    a.width = m.kv_lora + KD_GPU_K3_ROPE;
+    a.q = m.q;
+    a.gate = m.gate;
+    a.kv_b = (const uint16_t *)m.kv_b;
+    a.weights = (uint16_t *)at;
+    at += m.heads * PROMPT_PAIR * m.kv_lora / 2;
+    a.scale = at;
+    at += m.heads * PROMPT_PAIR;
+    a.state = at;
+    a.pieces = (uint16_t *)(m.work + prompt_fixed(m.heads, m.kv_lora, b.rows));
+    a.room = (floats - prompt_fixed(m.heads, m.kv_lora, b.rows)) / prompt_piece(m.heads);
+    a.shared = a.pieces + a.room * m.heads * PROMPT_PIECE;
+    a.y = m.y;
+    return a;
+}
+
+/* wide: the device is one that attend_prompt_wide is for. */
+template <int LORA, class STREAM>
+void launch_spans(prompt_args &a, bool wide, [[maybe_unused]] STREAM stream)
+{
+    int64_t tiles = 0;
+
+    for (int i = 0; i < a.spans; i++)
+        tiles += prompt_tiles(a.span[i].seg);
+    if (!tiles)
+        return;
+    KD_LAUNCH_EARLY(expand_pairs<LORA>, 1, a.places * 2 * a.heads, PROMPT_THREADS,
+                    sizeof(expand_shared), stream, a);
+    if (wide)
+        KD_LAUNCH_EARLY(attend_prompt_wide, 1, tiles * a.heads, WIDE_PROMPT_THREADS,
+                        WIDE_PROMPT_SHARED, stream, a, tiles);
+    else
+        KD_LAUNCH_EARLY(attend_prompt, 1, tiles * a.heads, PROMPT_THREADS, sizeof(prompt_shared),
+                        stream, a, tiles);
+    a.spans = 0;
+    a.places = 0;
+}
+
+/* Segments of more than PROMPT_ROWS rows: as many as there is room for at a time; one that is
+ * longer, span by span. */
+template <int LORA, class STREAM>
+void launch_prompts(const kd_gpu_k3_batch &b, const kd_gpu_k3_mla &m, bool wide, STREAM stream)
+{
+    prompt_args a = prompt_args_of(b, m);
+
+    KD_LAUNCH_EARLY(prompt_weights<LORA>, 1, a.heads * PROMPT_PAIR / (PROMPT_THREADS / 32),
+                    PROMPT_THREADS, 0, stream, a);
+    for (int64_t i = 0; i < b.segs; i++) {
+        const kd_gpu_k3_seg &seg = b.host[i];
+        const int64_t end = seg.pos + seg.count;
+        if (seg.count <= PROMPT_ROWS)
+            continue;
+        if (a.spans == PROMPT_SPANS || a.places + prompt_pieces(end) > a.room)
+            launch_spans<LORA>(a, wide, stream);
+        for (int64_t from = 0, to; from < end; from = to) {
+            to = end - from > a.room * PROMPT_TILE ? from + a.room * PROMPT_TILE : end;
+            a.span[a.spans++] = {seg, from, to, a.places};
+            a.places += prompt_pieces(to - from);
+            if (to < end || from)
+                launch_spans<LORA>(a, wide, stream);
+        }
+    }
+    launch_spans<LORA>(a, wide, stream);
+}
+
+/* Class fast. Prompts have a form of their own; the rows between them keep theirs. */
+template <int LORA, class STREAM>
+void launch_mla_batch(const kd_gpu_k3_batch &b, const kd_gpu_k3_mla &m, bool wide, STREAM stream)
+{
+    int64_t rows = 0, room, parts;
+    bool prompts = false;
+
+    if (!b.host || b.rows <= PROMPT_ROWS || b.rows == b.segs) {
+        launch_mla_fast<LORA>(mla_args_of(b, m), stream);
+        return;
+    }
+    room = mla_latent(true, m.heads, m.kv_lora, b.rows) +
+           m.parts * b.rows * m.heads * (m.kv_lora + MLA_SLOT);
+    for (int64_t i = 0; i <= b.segs; i++) {
+        if (i < b.segs && b.host[i].count <= PROMPT_ROWS) {
+            rows += b.host[i].count;
+            continue;
+        }
+        const int64_t end = i < b.segs ? b.host[i].first : b.rows;
+        prompts = prompts || i < b.segs;
+        if (rows) {
+            kd_gpu_k3_batch some = b;
+            kd_gpu_k3_mla part = m;
+            some.rows = rows;
+            mla_floats(true, m.heads, m.kv_lora, rows, b.longest, room, &parts);
+            part.parts = parts;
+            mla_args a = mla_args_of(some, part);
+            a.row0 = end - rows;
+            a.q += a.row0 * m.heads * MLA_QUERY;
+            a.gate += a.row0 * m.heads * KD_GPU_K3_DIM;
+            a.y += a.row0 * m.heads * KD_GPU_K3_DIM;
+            launch_mla_fast<LORA>(a, stream);
+            rows = 0;
+        }
+    }
+    if (prompts)
+        launch_prompts<LORA>(b, m, wide, stream);
 }
 
 } // namespace kd_k3

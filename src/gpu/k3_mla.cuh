@@ -45,12 +45,18 @@ struct mla_args {
     float *slot;   /* [rows][parts][heads][kv_lora + MLA_SLOT] */
     int64_t parts; /* slots of a row: 1, or as many as the longest context has parts */
     float *y;
+    int64_t row0; /* of the batch: the first row here */
 };
 
 KD_DEV int64_t row_positions(const kd_gpu_k3_batch &b, int64_t row)
 {
     const kd_gpu_k3_seg *s = b.seg + b.row_seg[row];
     return s->pos + row - s->first + 1;
+}
+
+KD_DEV int64_t row_positions(const mla_args &a, int64_t row)
+{
+    return row_positions(a.b, a.row0 + row);
 }
 
 /* The norms of a row and its place in the cache: block 2 row + 0: cq, + 1: kv. */
@@ -95,7 +101,7 @@ KD_KERNEL void KD_BOUNDS(NORM_THREADS, 1)
 /* Slots that a row's context is merged from. */
 KD_DEV int mla_slots(const mla_args &a, int64_t row)
 {
-    const int64_t n = row_positions(a.b, row), part = mla_part(n, a.least);
+    const int64_t n = row_positions(a, row), part = mla_part(n, a.least);
     return a.parts > 1 ? (int)((n + part - 1) / part) : 1;
 }
 
@@ -402,9 +408,9 @@ template <int LORA> KD_KERNEL void KD_BOUNDS(MLA_THREADS, 2) attend_rows(const m
     mla_shared<LORA> *s = (mla_shared<LORA> *)memory;
     const int64_t groups = (a.heads + MLA_HEADS - 1) / MLA_HEADS, g = kd_block() % groups,
                   slot = kd_block() / groups % a.parts, row = kd_block() / groups / a.parts;
-    const int64_t n = row_positions(a.b, row), part = mla_part(n, a.least), h0 = g * MLA_HEADS;
+    const int64_t n = row_positions(a, row), part = mla_part(n, a.least), h0 = g * MLA_HEADS;
     const int heads = a.heads - h0 < MLA_HEADS ? (int)(a.heads - h0) : MLA_HEADS;
-    const kd_gpu_k3_seg seg = a.b.seg[a.b.row_seg[row]];
+    const kd_gpu_k3_seg seg = a.b.seg[a.b.row_seg[a.row0 + row]];
     float *to = a.slot + ((row * a.parts + slot) * a.heads + h0) * (LORA + MLA_SLOT);
     mla_heads<LORA> h;
 

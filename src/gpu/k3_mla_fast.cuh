@@ -332,11 +332,11 @@ KD_KERNEL void KD_BOUNDS(128 * TILES, 1) attend_fast(const mla_args a)
                   slot = kd_block() / groups % a.parts, row = kd_block() / groups / a.parts;
     kd_launch_wait();
     kd_launch_next();
-    const int n = (int)row_positions(a.b, row), part = (int)mla_part(n, a.least),
+    const int n = (int)row_positions(a, row), part = (int)mla_part(n, a.least),
               h0 = (int)group * 16 * TILES, from = a.parts > 1 ? (int)slot * part : 0,
               end = a.parts > 1 && from + part < n ? from + part : n;
     const int heads = (int)a.heads - h0;
-    void *const *const pages = a.b.seg[a.b.row_seg[row]].page;
+    void *const *const pages = a.b.seg[a.b.row_seg[a.row0 + row]].page;
     float *to = a.slot + ((row * a.parts + slot) * a.heads + h0) * (LORA + MLA_SLOT);
     fast_heads<LORA, TILES> h;
     int buffer = 0;

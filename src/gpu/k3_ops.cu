@@ -132,37 +132,56 @@ static int allow(const void *kernel, size_t bytes, struct kd_err *err)
         "shared memory for attention");
 }
 
-template <int LORA>
-static int attention(struct kd_gpu *g, const mla_args &a, const struct kd_gpu_k3_mla *m,
-                     struct kd_err *err)
+/* On compute capability 9.0, where the kernel has a body: one without takes next to no registers.
+ */
+static bool wide_is_here(void)
 {
+    enum { BODY_REGISTERS = 64 };
+    struct cudaFuncAttributes a;
+    int device = 0, major = 0, minor = 0;
+
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return major == 9 && minor == 0 &&
+           cudaFuncGetAttributes(&a, attend_prompt_wide) == cudaSuccess &&
+           a.numRegs > BODY_REGISTERS;
+}
+
+template <int LORA>
+static int attention(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
+                     const struct kd_gpu_k3_mla *m, struct kd_err *err)
+{
+    const bool wide = m->fast && b->host && b->rows > PROMPT_ROWS && wide_is_here();
+
     if (m->fast && !m->bf16)
         return kd_fail(err, KD_ENOTSUP, "fast attention with a kv_b that is not BF16");
     if (m->fast
             ? allow((const void *)attend_fast<LORA, 1>, sizeof(fast_shared<LORA, 1>), err) ||
                   allow((const void *)attend_fast<LORA, 3>, sizeof(fast_shared<LORA, 3>), err) ||
-                  allow((const void *)value_fast<LORA, 4>, sizeof(value_shared<LORA, 4>), err)
+                  allow((const void *)value_fast<LORA, 4>, sizeof(value_shared<LORA, 4>), err) ||
+                  allow((const void *)expand_pairs<LORA>, sizeof(expand_shared), err) ||
+                  allow((const void *)attend_prompt, sizeof(prompt_shared), err) ||
+                  (wide && allow((const void *)attend_prompt_wide, WIDE_PROMPT_SHARED, err))
             : allow((const void *)attend_rows<LORA>, sizeof(mla_shared<LORA>), err))
         return -1;
     if (m->fast)
-        launch_mla_fast<LORA>(a, g->stream);
+        launch_mla_batch<LORA>(*b, *m, wide, g->stream);
     else
-        launch_mla<LORA>(a, m->bf16, g->stream);
+        launch_mla<LORA>(mla_args_of(*b, *m), m->bf16, g->stream);
     return started(g, err, "starting attention");
 }
 
 extern "C" int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                                  const struct kd_gpu_k3_mla *m, struct kd_err *err)
 {
-    const mla_args a = mla_args_of(*b, *m);
-
     switch (m->kv_lora) {
     case 128:
-        return attention<128>(g, a, m, err);
+        return attention<128>(g, b, m, err);
     case 256:
-        return attention<256>(g, a, m, err);
+        return attention<256>(g, b, m, err);
     case 512:
-        return attention<512>(g, a, m, err);
+        return attention<512>(g, b, m, err);
     default:
         return kd_fail(err, KD_ENOTSUP, "kv_lora_rank %lld on a device", (long long)m->kv_lora);
     }

@@ -44,6 +44,7 @@ struct kd_gpu_k3_batch {
     const int32_t *row_seg; /* [rows] */
     const struct kd_gpu_k3_seg *seg;
     int64_t longest; /* pos + count of the longest segment, or more: grids are sized by it */
+    const struct kd_gpu_k3_seg *host; /* NULL, or `seg` in the host's memory, for prompts */
 };
 
 /* The shapes of one model that kernels depend on. */
@@ -143,10 +144,11 @@ struct kd_gpu_k3_mla {
     const float *gate; /* [rows][heads * 128] */
     const void *kv_b;  /* [heads * 256][kv_lora], BF16 or fp32; aligned to 16 */
     bool bf16;
-    int64_t page;  /* as above */
-    float *work;   /* kd_gpu_k3_mla_floats() */
-    int64_t parts; /* as given there */
-    float *y;      /* [rows][heads * 128] */
+    int64_t page;   /* as above */
+    float *work;    /* kd_gpu_k3_mla_floats() */
+    int64_t parts;  /* as given there */
+    float *y;       /* [rows][heads * 128] */
+    int64_t floats; /* of `work`, 0: what is given there. More is used for prompts */
 };
 /* Work space for `rows` rows and contexts up to `longest`, with at most `most`
  * floats: parts that do not fit are taken one after the other, with the same bits. *parts: for the

@@ -62,6 +62,15 @@ KD_DEV void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+/* d += a[16][8] b[8][8] in tf32: of each fp32 value the upper 19 bits; sums in fp32. a: rows g and
+ * g + 8 at t, then both at t + 4; b: column g at t, at t + 4; d as above. */
+KD_DEV void kd_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 /* Two bf16 products, rounded. */
 KD_DEV uint32_t kd_bf16_mul(uint32_t a, uint32_t b)
 {

@@ -77,6 +77,19 @@ KD_DEV void kd_load_box(void *shared, const kd_box_map *map, int col, int row, u
         "l"(map), "r"(col), "r"(row), "r"(kd_shared_at(gate))
         : "memory");
 }
+/* `bytes` as they lie, a multiple of 16; both places at multiples of 16. */
+KD_DEV void kd_load_bytes(void *shared, const void *from, int bytes, uint64_t *gate)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(kd_shared_at(shared)),
+                 "l"(from), "r"(bytes), "r"(kd_shared_at(gate))
+                 : "memory");
+}
+/* What this thread wrote to shared memory is a factor for whoever meets it at a barrier. */
+KD_DEV void kd_shared_written(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 /* A factor: the rows of a box, or those from a multiple of eight on; and the same one `col` columns
  * further, a multiple of 16. */
 KD_DEV uint64_t kd_factor(const unsigned char *box)
@@ -134,6 +147,45 @@ KD_DEV void kd_product_bf16(float (*d)[4], uint64_t a, uint64_t b, bool add)
                    KD_FOUR(d[25]), KD_FOUR(d[26]), KD_FOUR(d[27]), KD_FOUR(d[28]), KD_FOUR(d[29]),
                    KD_FOUR(d[30]), KD_FOUR(d[31])
                  : "l"(a), "l"(b), "r"((int)add));
+#undef KD_FOUR
+}
+/* Nothing that reads d moves to before this. */
+KD_DEV void kd_product_done_of(float (&d)[16][4])
+{
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+}
+/* d = a[64][16] b[128][16]^T + (add ? d : 0) in half floats, as above. */
+KD_DEV void kd_product_halves(float (&d)[16][4], uint64_t a, uint64_t b, bool add)
+{
+#define KD_FOUR(x) "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+#define KD_SIXTEEN                                                                                 \
+    KD_FOUR(d[0]), KD_FOUR(d[1]), KD_FOUR(d[2]), KD_FOUR(d[3]), KD_FOUR(d[4]), KD_FOUR(d[5]),      \
+        KD_FOUR(d[6]), KD_FOUR(d[7]), KD_FOUR(d[8]), KD_FOUR(d[9]), KD_FOUR(d[10]),                \
+        KD_FOUR(d[11]), KD_FOUR(d[12]), KD_FOUR(d[13]), KD_FOUR(d[14]), KD_FOUR(d[15])
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+                 " %64, %65, p, 1, 1, 0, 0;\n}"
+                 : KD_SIXTEEN
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+/* d += a b^T, a's rows in registers: each warp's sixteen as in kd_mma_halves. */
+KD_DEV void kd_product_halves_rows(float (&d)[16][4], const kd_h2 a[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                 "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+                 "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+                 " {%64,%65,%66,%67}, %68, 1, 1, 1, 0;"
+                 : KD_SIXTEEN
+                 : "r"(a[0].bits), "r"(a[1].bits), "r"(a[2].bits), "r"(a[3].bits), "l"(b));
+#undef KD_SIXTEEN
 #undef KD_FOUR
 }
 /* Device memory that another block writes before kd_turn_end. */

@@ -254,7 +254,8 @@ static int send_batch(struct run *r, struct kd_err *err)
     memcpy(ids, p->ids, (size_t)p->rows * sizeof *ids);
     memcpy(pick, p->wanted, (size_t)p->wanted_count * sizeof *pick);
     const unsigned char *end = (const unsigned char *)(pick + p->wanted_count);
-    r->at.b = (struct kd_gpu_k3_batch){.rows = p->rows, .segs = p->seg_count, .longest = longest};
+    r->at.b = (struct kd_gpu_k3_batch){
+        .rows = p->rows, .segs = p->seg_count, .longest = longest, .host = seg};
     r->at.b.seg = (const struct kd_gpu_k3_seg *)(const void *)d->batch;
     r->at.b.ids = (const int32_t *)(const void *)(r->at.b.seg + p->seg_count);
     r->at.b.row_seg = r->at.b.ids + p->rows;

@@ -288,7 +288,8 @@ static int mla(const struct kd_k3_device_at *at, int64_t l, struct kd_err *err)
                                     .page = D->state,
                                     .work = w->mla,
                                     .parts = at->parts,
-                                    .y = w->y};
+                                    .y = w->y,
+                                    .floats = w->mla_floats};
     if (kd_k3_device_q_latent(at, l, err) || kd_k3_device_mul(at, l, KD_K3_MLA_QUERY, err))
         return -1;
     kd_gpu_account_at(at->d->g, "MLA");

@@ -516,11 +516,13 @@ int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lora, int64_t 
 int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                       const struct kd_gpu_k3_mla *m, struct kd_err *err)
 {
-    const mla_args a = mla_args_of(*b, *m);
-    const bool bf16 = m->bf16, fast = m->fast;
+    const struct kd_gpu_k3_batch c = *b;
+    const struct kd_gpu_k3_mla a = *m;
     if (m->kv_lora != 128)
         return kd_fail(err, KD_ENOTSUP, "latents of 128 here");
-    return then(g, [=] { fast ? launch_mla_fast<128>(a, 0) : launch_mla<128>(a, bf16, 0); });
+    return then(g, [=] {
+        a.fast ? launch_mla_batch<128>(c, a, false, 0) : launch_mla<128>(mla_args_of(c, a), a.bf16, 0);
+    });
 }
 
 int kd_gpu_k3_route_run(struct kd_gpu *g, const struct kd_gpu_k3_route *r, struct kd_err *)

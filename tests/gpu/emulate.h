@@ -18,7 +18,7 @@
 #include <vector>
 
 #define KD_DEV    inline
-#define KD_KERNEL static
+#define KD_KERNEL static inline
 #define KD_BOUNDS(threads, blocks)
 #define KD_ARGS         const
 #define KD_SHARED(name) unsigned char *name = kd_emulated_shared()

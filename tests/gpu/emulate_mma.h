@@ -95,6 +95,30 @@ KD_APART void kd_mma_bf16(float d[4], const uint32_t a[4], uint32_t b0, uint32_t
     const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
     kd_emulated_mma<kd_emulated_bf16>(d, mine);
 }
+KD_DEV double kd_emulated_tf32(int lane, int word)
+{
+    const uint32_t bits = kd_emulated_words[kd_emulated.thread / 32][lane][word] & 0xffffe000u;
+    float x;
+
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+KD_APART void kd_mma_tf32(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    const int lane = kd_emulated.thread % 32, g = lane / 4, t = lane % 4;
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+
+    memcpy(kd_emulated_words[kd_emulated.thread / 32][lane], mine, sizeof mine);
+    kd_sync_warp();
+    for (int i = 0; i < 4; i++) {
+        double sum = (double)d[i];
+        for (int k = 0; k < 8; k++)
+            sum += kd_emulated_tf32(4 * g + k % 4, i / 2 + k / 4 * 2) *
+                   kd_emulated_tf32(4 * (2 * t + i % 2) + k % 4, 4 + k / 4);
+        d[i] = (float)sum;
+    }
+    kd_sync_warp();
+}
 KD_DEV uint32_t kd_bf16_mul(uint32_t a, uint32_t b)
 {
     uint32_t r = 0;

@@ -133,6 +133,58 @@ KD_DEV void kd_product_bf16(float (*d)[4], uint64_t a, uint64_t b, bool add)
         y.add_product(&sum[2], below);
     }
 }
+KD_DEV void kd_load_bytes(void *shared, const void *from, int bytes, uint64_t *gate)
+{
+    if ((uintptr_t)shared % 16 || (uintptr_t)from % 16 || bytes % 16)
+        abort();
+    memcpy(shared, from, (size_t)bytes);
+    kd_emulated_gate_step(gate, 0, -bytes);
+}
+KD_DEV void kd_shared_written(void)
+{
+}
+KD_DEV void kd_product_done_of(float (&)[16][4])
+{
+}
+/* Value k of row `row` of a factor of half floats. */
+static inline double kd_emulated_factor(uint64_t factor, int row, int k)
+{
+    const uint64_t box = factor / KD_BOX_ALIGN * KD_BOX_ALIGN,
+                   chunk = (factor % KD_BOX_ALIGN / 16 + (uint64_t)k / 8) ^ (uint64_t)(row % 8);
+    return (double)kd_half_float(
+        *(const uint16_t *)(box + (uint64_t)row * 128 + chunk * 16 + (uint64_t)k % 8 * 2));
+}
+KD_DEV void kd_product_halves(float (&d)[16][4], uint64_t a, uint64_t b, bool add)
+{
+    const int lane = kd_emulated.thread % 32, row = kd_emulated.thread / 32 % 4 * 16 + lane / 4;
+
+    for (int q = 0; q < 16; q++)
+        for (int i = 0; i < 4; i++) {
+            double sum = add ? (double)d[q][i] : 0.0;
+            for (int k = 0; k < 16; k++)
+                sum += kd_emulated_factor(a, row + i / 2 * 8, k) *
+                       kd_emulated_factor(b, 8 * q + lane % 4 * 2 + i % 2, k);
+            d[q][i] = (float)sum;
+        }
+}
+KD_DEV void kd_product_halves_rows(float (&d)[16][4], const kd_h2 a[4], uint64_t b)
+{
+    const int lane = kd_emulated.thread % 32, g = lane / 4;
+    uint32_t(*v)[8] = kd_emulated_words[kd_emulated.thread / 32];
+
+    for (int i = 0; i < 4; i++)
+        v[lane][i] = kd_h2_bits(a[i]);
+    kd_sync_warp();
+    for (int q = 0; q < 16; q++)
+        for (int i = 0; i < 4; i++) {
+            double sum = (double)d[q][i];
+            for (int k = 0; k < 16; k++)
+                sum += (double)kd_emulated_half(4 * g + k % 8 / 2, i / 2 + k / 8 * 2, k % 2) *
+                       kd_emulated_factor(b, 8 * q + lane % 4 * 2 + i % 2, k);
+            d[q][i] = (float)sum;
+        }
+    kd_sync_warp();
+}
 /* Blocks run one after the other here. */
 KD_DEV void kd_turn_wait(const int32_t *turn, int32_t from)
 {

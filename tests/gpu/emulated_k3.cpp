@@ -80,7 +80,7 @@ static void test_kda(void)
         for (int64_t t = 0; t < (cut ? 5 : 1); t++) {
             kd_gpu_k3_seg seg[2] = {{t, cut ? 1 : 5, 0, state[0].data(), nullptr},
                                     {5 + t, cut ? 1 : 2, 0, state[1].data(), nullptr}};
-            launch_kda({ROWS, cut && t > 1 ? 1 : 2, nullptr, nullptr, seg, 8}, a, 0);
+            launch_kda({ROWS, cut && t > 1 ? 1 : 2, nullptr, nullptr, seg, 8, seg}, a, 0);
         }
         const size_t bad = bits_differ(y, want) + bits_differ(state[0], wanted[0]) +
                            bits_differ(state[1], wanted[1]);
@@ -128,7 +128,7 @@ static void test_kda_chunks(void)
         kda_want(k, a, seg[s], want.data());
         seg[s].kda = state[s].data();
     }
-    launch_kda({ROWS, 3, nullptr, nullptr, seg, 200}, a, 0);
+    launch_kda({ROWS, 3, nullptr, nullptr, seg, 200, seg}, a, 0);
     far = apart(y, std::vector<double>(want.begin(), want.end()));
     for (int s = 0; s < 3; s++)
         far =
@@ -141,9 +141,9 @@ static void test_kda_chunks(void)
 
     const floats whole = y;
     seg[0] = {0, CUT, 61, state[3].data(), nullptr};
-    launch_kda({CUT, 1, nullptr, nullptr, seg, 200}, a, 0);
+    launch_kda({CUT, 1, nullptr, nullptr, seg, 200, seg}, a, 0);
     seg[0] = {CUT, 133 - CUT, 61 + CUT, state[3].data(), nullptr};
-    launch_kda({133 - CUT, 1, nullptr, nullptr, seg, 200}, a, 0);
+    launch_kda({133 - CUT, 1, nullptr, nullptr, seg, 200, seg}, a, 0);
     hold(!memcmp(y.data(), whole.data(), 133 * CH * sizeof(float)) &&
              !bits_differ(state[3], state[0]),
          "KDA cut at the end of a chunk: bits that differ", 0);
@@ -175,7 +175,7 @@ static void test_rows(void)
     hold(d < 5e-7, "norm", d);
     for (uint16_t &h : table)
         h = kd_f32_bf16(v.next());
-    kd_gpu_k3_batch b = {ROWS, 1, ids, nullptr, nullptr, 1};
+    kd_gpu_k3_batch b = {ROWS, 1, ids, nullptr, nullptr, 1, nullptr};
     launch_embed(b, table.data(), true, N, out.data(), 0);
     for (size_t i = 0; i < out.size(); i++)
         bad += out[i] != kd_bf16_f32(table[(size_t)ids[i / N] * N + i % N]);
@@ -247,7 +247,7 @@ static void test_mla(const mla_case &m)
                             {rows - 1, 1, 0, nullptr, c[1].page.data()}};
     std::vector<int32_t> row_seg((size_t)rows);
     row_seg.back() = 1;
-    const kd_gpu_k3_batch b = {rows, 2, nullptr, row_seg.data(), seg, last};
+    const kd_gpu_k3_batch b = {rows, 2, nullptr, row_seg.data(), seg, last, seg};
     floats q = v.some((size_t)(rows * heads * 192), 2), gate = v.some((size_t)(rows * heads * 128)),
            kv = v.some((size_t)(rows * w), 2), cq = v.some((size_t)(rows * Q_LORA)),
            q_norm = v.some(Q_LORA, 1, 1), kv_norm = v.some((size_t)m.lora, 0.3f, 1),
@@ -287,7 +287,7 @@ static void test_mla(const mla_case &m)
                                  gate.data(), m.bf16 ? (const void *)half.data() : kv_b.data(),
                                  m.bf16,      page_values / LAYERS,
                                  work.data(), parts,
-                                 y.data()};
+                                 y.data(),    0};
         if (parts != (way ? 1 : 4))
             failures++;
         launch_attention(m.lora, mla_args_of(b, a), m);
@@ -307,10 +307,10 @@ static void test_mla(const mla_case &m)
         work((size_t)mla_floats(m.fast, heads, m.lora, 2, last, 1 << 30, &parts));
     const size_t from = (size_t)((rows - 2) * heads);
     launch_attention(m.lora,
-                     mla_args_of({2, 2, nullptr, few_seg, few, last},
+                     mla_args_of({2, 2, nullptr, few_seg, few, last, few},
                                  {heads, m.lora, m.fast, &q[from * 192], &gate[from * 128],
                                   m.bf16 ? (const void *)half.data() : kv_b.data(), m.bf16,
-                                  page_values / LAYERS, work.data(), parts, y.data()}),
+                                  page_values / LAYERS, work.data(), parts, y.data(), 0}),
                      m);
     hold(!memcmp(y.data(), &got[0][from * 128], y.size() * 4), "  two rows alone: same bits", 0);
 }
@@ -328,7 +328,7 @@ static void test_head_tiles(void)
         latent.push_back(kd_f32_f16(x));
     floats slot[2] = {floats(HEADS * (LORA + MLA_SLOT)), floats(HEADS * (LORA + MLA_SLOT))};
     for (int way = 0; way < 2; way++) {
-        const mla_args a = {{1, 1, nullptr, &row_seg, &seg, N},
+        const mla_args a = {{1, 1, nullptr, &row_seg, &seg, N, &seg},
                             HEADS,
                             0,
                             FAST_PART,
@@ -338,7 +338,8 @@ static void test_head_tiles(void)
                             latent.data(),
                             slot[way].data(),
                             1,
-                            nullptr};
+                            nullptr,
+                            0};
         way ? launch_attend_fast<LORA, 3>(a, 0) : launch_attend_fast<LORA, 1>(a, 0);
     }
     const size_t bad = bits_differ(slot[0], slot[1]);

@@ -67,6 +67,7 @@ struct batch {
     std::vector<there<void *> *> tables;
     there<kd_gpu_k3_seg> seg;
     there<int32_t> row_seg, ids;
+    std::vector<kd_gpu_k3_seg> host;
     kd_gpu_k3_batch b;
     struct one {
         int64_t count, pos;
@@ -76,7 +77,6 @@ struct batch {
     explicit batch(const std::vector<one> &s)
         : seg((int64_t)s.size()), row_seg(rows_of(s)), ids(rows_of(s)), b()
     {
-        std::vector<kd_gpu_k3_seg> host;
         std::vector<int32_t> of, tokens;
         for (const one &o : s) {
             tables.push_back(new there<void *>(o.pages.empty() ? std::vector<void *>(1) : o.pages));
@@ -96,6 +96,7 @@ struct batch {
         b.ids = ids.at;
         b.row_seg = row_seg.at;
         b.seg = seg.at;
+        b.host = host.data();
     }
     ~batch()
     {
@@ -144,10 +145,10 @@ static void check_mix(int banks, bool push, bool replace, bool more)
 struct kda_layer {
     floats q, k, v, gate, z, beta, taps[3], decay, dt, norm;
     there<float> dq, dk, dv, dgate, dz, dbeta, t0, t1, t2, ddecay, ddt, dnorm, y;
-    explicit kda_layer(values &r, int64_t rows)
+    explicit kda_layer(values &r, int64_t rows, float middle = 0)
         : q(r.some((size_t)(rows * CH), 2)), k(r.some((size_t)(rows * CH), 2)),
           v(r.some((size_t)(rows * CH), 2)), gate(r.some((size_t)(rows * CH), 3)),
-          z(r.some((size_t)(rows * CH), 3)),
+          z(r.some((size_t)(rows * CH), 3, middle)),
           beta(r.some((size_t)(rows * HEADS), 3)), taps{r.some(CH * 4), r.some(CH * 4),
                                                         r.some(CH * 4)},
           decay(r.some(HEADS, 1, 2)), dt(r.some(CH)), norm(r.some(D, 0.3f, 1)), dq(q), dk(k), dv(v),
@@ -199,7 +200,7 @@ static void check_kda_chunks(const struct kd_kern &k)
 {
     enum { ROWS = 3 + 3 * 64 + 9, CUT = 3 + 64 };
     values v(5);
-    kda_layer L(v, ROWS);
+    kda_layer L(v, ROWS, -4); /* little decays */
     floats state = v.some(STATE), want(ROWS * CH);
     there<float> s0(state), s1(state), work(kd_gpu_k3_kda_floats(HEADS, ROWS));
     batch b({{ROWS, 61, s0.at, {}}});
@@ -281,7 +282,7 @@ static void check_mla(int64_t positions, int few, bool fast)
         host.push_back(cache.data() + i * WIDTH);
     batch b({{few, positions - few, nullptr, pages}, {1, 40, nullptr, pages}});
     floats got[2];
-    kd_gpu_k3_mla m = {HEADS, LORA, fast, dq.at, dg.at, dkv.at, true, 0, nullptr, 0, y.at};
+    kd_gpu_k3_mla m = {HEADS, LORA, fast, dq.at, dg.at, dkv.at, true, 0, nullptr, 0, y.at, 0};
     for (int way = 0; way < 2; way++) {
         there<float> work(kd_gpu_k3_mla_floats(fast, HEADS, LORA, rows, b.b.longest,
                                                way ? 1 : 1 << 30, &m.parts));
@@ -312,12 +313,93 @@ static void check_mla(int64_t positions, int few, bool fast)
     there<float> work(kd_gpu_k3_mla_floats(fast, HEADS, LORA, 1, positions, 1 << 30, &m.parts)),
         one(CH);
     const int last = few - 1;
-    m = {HEADS,   LORA,    fast,  dq.at + last * HEADS * QD, dg.at + last * CH, dkv.at, true, 0,
-         work.at, m.parts, one.at};
+    m = {HEADS,
+         LORA,
+         fast,
+         dq.at + last * HEADS * QD,
+         dg.at + last * CH,
+         dkv.at,
+         true,
+         0,
+         work.at,
+         m.parts,
+         one.at,
+         0};
     must(kd_gpu_k3_mla_run(gpu, &alone.b, &m, &err));
     const size_t bad =
         bits_differ(one.back(), floats(got[0].begin() + last * CH, got[0].begin() + few * CH));
     hold(!bad, "  a row alone: bits that differ", (double)bad);
+}
+
+/* A prompt of 200 tokens after 500, another of 70 and three rows of a third: some rows against
+ * double precision; the first alone, in cuts and in little room has the same bits. */
+static void check_prompts(void)
+{
+    enum { POS = 500, COUNT = 200, ROWS = COUNT + 3 + 70, CUT = 77, ROOM = 768 };
+    values v(31);
+    floats cache = v.some((size_t)(ROOM * WIDTH)), q = v.some((size_t)ROWS * HEADS * QD, 2),
+           gate = v.some((size_t)(ROWS * CH)), kv_b = v.some((size_t)HEADS * 2 * D * LORA, 0.05f);
+    std::vector<uint16_t> half, half_cache;
+    for (float &x : kv_b) {
+        half.push_back(kd_f32_bf16(x));
+        x = kd_bf16_f32(half.back());
+    }
+    for (float &x : cache) {
+        half_cache.push_back(kd_f32_f16(x));
+        x = kd_f16_f32(half_cache.back());
+    }
+    there<float> dq(q), dg(gate), y(ROWS * CH);
+    there<uint16_t> dkv(half), dcache(half_cache);
+    const std::vector<void *> pages = pages_of(dcache.at, ROOM, true);
+    std::vector<const float *> host;
+    for (int64_t i = 0; i < ROOM; i += KD_GPU_K3_PAGE)
+        host.push_back(cache.data() + i * WIDTH);
+    /* Rows from `row` on, with `more` bytes of work space. */
+    auto run = [&](const std::vector<batch::one> &s, int64_t row, int64_t least) {
+        batch b(s);
+        kd_gpu_k3_mla m = {HEADS,
+                           LORA,
+                           true,
+                           dq.at + row * HEADS * QD,
+                           dg.at + row * CH,
+                           dkv.at,
+                           true,
+                           0,
+                           nullptr,
+                           0,
+                           y.at + row * CH,
+                           0};
+        m.floats = kd_gpu_k3_mla_floats(true, HEADS, LORA, b.b.rows, b.b.longest, 0, &m.parts);
+        m.floats = least ? least : m.floats;
+        there<float> work(m.floats);
+        m.work = work.at;
+        must(kd_gpu_k3_mla_run(gpu, &b.b, &m, &err));
+        return y.back();
+    };
+    const floats all =
+        run({{COUNT, POS, nullptr, pages}, {3, 40, nullptr, pages}, {70, 0, nullptr, pages}}, 0, 0);
+    const int held[][2] = {{0, POS + 1}, {77, POS + 78}, {199, POS + 200}, {200, 41},
+                           {202, 43},    {203, 1},       {272, 70}};
+    floats some;
+    std::vector<double> want(7 * CH);
+    const kd_gpu_k3_mla m = {HEADS, LORA, true,    q.data(), gate.data(), nullptr,
+                             true,  0,    nullptr, 0,        nullptr,     0};
+    for (int i = 0; i < 7; i++) {
+        mla_want(m, host.data(), held[i][0], held[i][1], kv_b, &want[(size_t)(i * CH)]);
+        some.insert(some.end(), all.begin() + held[i][0] * CH, all.begin() + (held[i][0] + 1) * CH);
+    }
+    const double d = apart(some, want);
+    hold(d < 1e-3, "MLA of prompts, 200 + 3 + 70 rows", d);
+    const std::vector<batch::one> alone = {{COUNT, POS, nullptr, pages}};
+    const size_t whole = bits_differ(run(alone, 0, 0), all);
+    hold(!whole, "  a prompt alone: bits that differ", (double)whole);
+    int64_t parts;
+    const int64_t little = kd_gpu_k3_mla_floats(true, HEADS, LORA, COUNT, 128, 0, &parts);
+    const size_t spans = bits_differ(run(alone, 0, little), all);
+    hold(!spans, "  in less room: bits that differ", (double)spans);
+    run({{CUT, POS, nullptr, pages}}, 0, 0);
+    const size_t cut = bits_differ(run({{COUNT - CUT, POS + CUT, nullptr, pages}}, CUT, 0), all);
+    hold(!cut, "  cut: bits that differ", (double)cut);
 }
 
 static void check_rows(const struct kd_kern &k)
@@ -338,13 +420,13 @@ static void check_rows(const struct kd_kern &k)
     hold(d < 1e-6, "norm, of the CPU's", d);
 }
 
-/* Microseconds of one of REPEAT launches in a graph: the median of seven runs after one. */
-static double time_us(const std::function<int(int)> &launch)
+/* Microseconds of one of `repeat` launches in a graph: the median of seven runs after one. */
+static double time_us(const std::function<int(int)> &launch, int repeat = REPEAT)
 {
     struct kd_gpu_graph *graph;
     std::vector<float> ms;
     must(kd_gpu_graph_begin(gpu, &err));
-    for (int i = 0; i < REPEAT; i++)
+    for (int i = 0; i < repeat; i++)
         must(launch(i));
     must(kd_gpu_graph_end(gpu, &graph, &err));
     for (int i = 0; i < 8; i++) {
@@ -359,7 +441,7 @@ static double time_us(const std::function<int(int)> &launch)
     }
     kd_gpu_graph_free(graph);
     std::sort(ms.begin(), ms.end());
-    return ms[3] * 1e3 / REPEAT;
+    return ms[3] * 1e3 / repeat;
 }
 
 static double copy_rate(void)
@@ -384,7 +466,7 @@ static void time_kda(double most)
 {
     enum { LAYERS = 8, SEQS = 64 };
     values v(1);
-    kda_layer L(v, 512);
+    kda_layer L(v, 4096);
     there<float> state((int64_t)SEQS * LAYERS * STATE);
     for (int n : {1, 8, 64}) {
         std::vector<batch::one> s;
@@ -399,23 +481,30 @@ static void time_kda(double most)
         });
         line(what, us, 8.0 * STATE * n, most, 0);
     }
-    there<float> work(kd_gpu_k3_kda_floats(HEADS, 512));
-    for (int n : {1, 8, -1, -8}) { /* negative: in chunks */
-        const bool chunks = n < 0;
+    there<float> work(kd_gpu_k3_kda_floats(HEADS, 4096));
+    const struct {
+        int rows, n;
+        bool chunks;
+    } shape[] = {{512, 1, false}, {512, 8, false}, {512, 1, true},
+                 {512, 8, true},  {4096, 1, true}, {4096, 8, true}};
+    for (const auto &c : shape) {
         std::vector<batch::one> s;
-        n = chunks ? -n : n;
-        for (int i = 0; i < n; i++)
-            s.push_back({512 / n, 0, state.at + (int64_t)i * LAYERS * STATE, {}});
+        for (int i = 0; i < c.n; i++)
+            s.push_back({c.rows / c.n, 0, state.at + (int64_t)i * LAYERS * STATE, {}});
         batch b(s);
         char what[64];
-        snprintf(what, sizeof what, "KDA, 512 tokens in %d sequences%s", n,
-                 chunks ? ", chunks" : "");
-        line(what, time_us([&](int i) {
-                 const kd_gpu_k3_kda a =
-                     L.device(i % LAYERS * (int64_t)STATE, chunks ? work.at : nullptr);
-                 return kd_gpu_k3_kda_run(gpu, &b.b, &a, &err);
-             }),
-             0, 1, 0);
+        snprintf(what, sizeof what, "KDA, %d tokens in %d sequences%s", c.rows, c.n,
+                 c.chunks ? ", chunks" : "");
+        /* Six arrays of rows are read or written at least. */
+        line(what,
+             time_us(
+                 [&](int i) {
+                     const kd_gpu_k3_kda a =
+                         L.device(i % LAYERS * (int64_t)STATE, c.chunks ? work.at : nullptr);
+                     return kd_gpu_k3_kda_run(gpu, &b.b, &a, &err);
+                 },
+                 c.rows > 512 ? 4 : REPEAT),
+             24.0 * CH * c.rows, most, 0);
     }
 }
 
@@ -459,7 +548,7 @@ struct mla_timing {
             s.push_back({1, n - 1, nullptr,
                          pages_of((char *)cache.at + i * (each / 64 * 64) * bytes, n, fast)});
         batch b(s);
-        kd_gpu_k3_mla m = {HEADS, LORA, fast, q.at, gate.at, kv_b.at, true, 0, work.at, 0, y.at};
+        kd_gpu_k3_mla m = {HEADS, LORA, fast, q.at, gate.at, kv_b.at, true, 0, work.at, 0, y.at, 0};
         kd_gpu_k3_mla_floats(fast, HEADS, LORA, rows, n, work.count, &m.parts);
         char what[64];
         snprintf(what, sizeof what, "MLA%s, %lld rows over %lld", fast ? " fast" : "",
@@ -495,18 +584,47 @@ static void time_mla(double most)
         line(what, time_us([&](int) { return kd_gpu_k3_latents_run(gpu, &b.b, &in, &err); }), 0, 1,
              0);
     }
-    /* Prefill: rows of one sequence. */
-    for (int64_t n : {(int64_t)512, (int64_t)4096}) {
-        batch b({{512, n - 512, nullptr, pages_of(t.cache.at, n, true)}});
-        there<float> q(512 * HEADS * QD), gate(512 * CH), y(512 * CH);
-        kd_gpu_k3_mla m = {HEADS, LORA, true,      q.at, gate.at, t.kv_b.at,
-                           true,  0,    t.work.at, 0,    y.at};
-        kd_gpu_k3_mla_floats(true, HEADS, LORA, 512, n, t.work.count, &m.parts);
-        char what[64];
-        snprintf(what, sizeof what, "MLA fast, 512 tokens up to %lld", (long long)n);
-        line(what, time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); }), 0, 1,
-             2.0 * HEADS * (WIDTH + LORA) * 512.0 * (double)(n - 256));
+}
+
+/* Prompts, the last `rows` tokens of n: in the form that few rows have, then in their own. */
+static void time_prompts(void)
+{
+    enum { MOST = 32768 };
+    values v(6);
+    const floats few = v.some(1 << 20);
+    std::vector<uint16_t> halves, bf16;
+    for (float x : few) {
+        halves.push_back(kd_f32_f16(x));
+        bf16.push_back(kd_f32_bf16(0.05f * x));
     }
+    there<float> q((int64_t)4096 * HEADS * QD), gate((int64_t)4096 * CH), y((int64_t)4096 * CH);
+    there<uint16_t> kv_b((int64_t)HEADS * 2 * D * LORA), cache((int64_t)MOST * WIDTH);
+    fill(q, few);
+    fill(kv_b, bf16);
+    fill(cache, halves);
+    int64_t parts;
+    there<float> work(kd_gpu_k3_mla_floats(true, HEADS, LORA, 4096, MOST, 0, &parts));
+    const int64_t shape[][2] = {{512, 512},   {4096, 4096},  {512, 4096},
+                                {512, 16384}, {4096, 16384}, {4096, 32768}};
+    for (const auto &i : shape)
+        for (bool own : {false, true}) {
+            const int64_t rows = i[0], n = i[1];
+            if (!own && rows * n > (int64_t)4096 * 4096)
+                continue;
+            batch b({{rows, n - rows, nullptr, pages_of(cache.at, n, true)}});
+            b.b.host = own ? b.b.host : nullptr;
+            kd_gpu_k3_mla m = {HEADS, LORA, true,    q.at, gate.at, kv_b.at,
+                               true,  0,    work.at, 0,    y.at,    work.count};
+            kd_gpu_k3_mla_floats(true, HEADS, LORA, rows, n, work.count, &m.parts);
+            char what[64];
+            snprintf(what, sizeof what, "MLA, %lld tokens up to %lld%s", (long long)rows,
+                     (long long)n, own ? "" : ", latents");
+            const double pairs = (double)rows * ((double)n - 0.5 * (double)(rows - 1));
+            line(what,
+                 time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); },
+                         rows * n > 1 << 22 ? 2 : 5),
+                 0, 1, 2.0 * HEADS * (own ? QD + D : WIDTH + LORA) * pairs);
+        }
 }
 
 static void time_rows(void)
@@ -547,9 +665,12 @@ static void time_rows(void)
     }
 }
 
-int main(void)
+/* With a word: what concerns prompts alone. */
+int main(int argc, char **argv)
 {
+    const bool prompts = argc > 1;
     struct kd_kern k;
+    (void)argv;
     if (!kd_gpu_count()) {
         printf("no device: skipped\n");
         return 77;
@@ -557,24 +678,30 @@ int main(void)
     must(kd_gpu_open(&gpu, 0, &err));
     must(kd_kern_pick(&k, &err));
     printf("%s, against the CPU:\n", kd_gpu_facts(gpu)->name);
-    check_mix(0, true, true, false);
-    check_mix(2, false, false, true);
-    check_mix(7, true, true, false);
-    check_mix(8, false, false, true);
-    check_rows(k);
-    check_kda(k);
+    if (!prompts) {
+        check_mix(0, true, true, false);
+        check_mix(2, false, false, true);
+        check_mix(7, true, true, false);
+        check_mix(8, false, false, true);
+        check_rows(k);
+        check_kda(k);
+        check_route(k);
+        check_mla(131, 2, false);
+        check_mla(5000, 2, false);
+        check_mla(131, 2, true);
+        check_mla(5000, 2, true);
+    }
     check_kda_chunks(k);
-    check_route(k);
-    check_mla(131, 2, false);
-    check_mla(5000, 2, false);
-    check_mla(131, 2, true);
     check_mla(400, 39, true);
-    check_mla(5000, 2, true);
+    check_prompts();
     const double most = copy_rate();
     printf("copying 1 GiB: %.0f GB/s; shares below are of that\n", most);
     time_kda(most);
-    time_mla(most);
-    time_rows();
+    if (!prompts) {
+        time_mla(most);
+        time_rows();
+    }
+    time_prompts();
     kd_gpu_close(gpu);
     printf(failures ? "%d WRONG\n" : "all as it should be\n", failures);
     return failures != 0;
