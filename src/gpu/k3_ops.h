@@ -6,7 +6,9 @@
  * it (programmatic launches), where a device can do that.
  *
  * A row's bits depend on its own sequence alone: not on the other rows, nor on how its sequence is
- * cut into calls. The short convolutions, the gates and the recurrence of KDA give the CPU's bits
+ * cut into calls. One thing of the cut is seen, by MLA's attention of class fast: whether its
+ * segment has more than 64 rows (a prompt), as in products more than 64 rows of a call have bits of
+ * their own. The short convolutions, the gates and the recurrence of KDA give the CPU's bits
  * for the same inputs (a token at a time, without `work`); sums over a row (norms, mixes,
  * attention) run in another fixed order than the CPU's.
  *
@@ -136,7 +138,8 @@ int kd_gpu_k3_latents_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
 
 /* MLA from its queries to the input of o_proj, absorbed: latent queries, attention over the cache
  * (which holds these rows already), value rows, gate. Each row's context is cut into parts by its
- * own position; parts are merged in order. */
+ * own position; parts are merged in order. Class fast, segments of more than 64 rows, where the
+ * batch has `host`: keys and values of each head are made from the latents, and attended to. */
 struct kd_gpu_k3_mla {
     int64_t heads, kv_lora;
     bool fast;
