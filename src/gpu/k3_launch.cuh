@@ -301,7 +301,7 @@ void launch_spans(prompt_args &a, bool wide, [[maybe_unused]] STREAM stream)
     KD_LAUNCH_EARLY(expand_pairs<LORA>, 1, a.places * 2 * a.heads, PROMPT_THREADS,
                     sizeof(expand_shared), stream, a);
     if (wide)
-        KD_LAUNCH_EARLY(attend_prompt_wide<true>, 1, tiles * a.heads, WIDE_PROMPT_THREADS,
+        KD_LAUNCH_EARLY(attend_prompt_wide, 1, tiles * a.heads, WIDE_PROMPT_THREADS,
                         WIDE_PROMPT_SHARED, stream, a, tiles);
     else
         KD_LAUNCH_EARLY(attend_prompt, 1, tiles * a.heads, PROMPT_THREADS, sizeof(prompt_shared),

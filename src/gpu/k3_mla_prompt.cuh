@@ -295,8 +295,8 @@ template <int KEYS> struct prompt_sums {
                     x[n][i] = -INFINITY;
     }
 
-    /* Scores become weights; fix: what older sums are to be multiplied by. */
-    KD_DEV void weigh(float (&x)[KEYS][4], float (&fix)[2])
+    /* Scores become weights, as fp16; older sums shrink. */
+    KD_DEV void weigh(float (&x)[KEYS][4], kd_h2 (&w)[KEYS][2])
     {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -308,7 +308,7 @@ template <int KEYS> struct prompt_sums {
             }
             most = fmaxf(most, kd_shuffle_xor(most, 1));
             most = fmaxf(most, kd_shuffle_xor(most, 2));
-            fix[r] = kd_exp2_near(max[r] - most);
+            const float fix = kd_exp2_near(max[r] - most);
             max[r] = most;
 #pragma unroll
             for (int n = 0; n < KEYS; n++)
@@ -317,21 +317,14 @@ template <int KEYS> struct prompt_sums {
                     x[n][2 * r + i] = kd_exp2_near(x[n][2 * r + i] - most);
                     sum[i] += x[n][2 * r + i];
                 }
-            all[r] = fmaf(all[r], fix[r], sum[0] + sum[1]);
-        }
-    }
-    /* They become fp16, and sums shrink. */
-    KD_DEV void shrink(const float (&x)[KEYS][4], const float (&fix)[2], kd_h2 (&w)[KEYS][2])
-    {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
+            all[r] = fmaf(all[r], fix, sum[0] + sum[1]);
 #pragma unroll
             for (int n = 0; n < KEYS; n++)
                 w[n][r] = kd_h2_of(x[n][2 * r], x[n][2 * r + 1]);
 #pragma unroll
             for (int n = 0; n < COLS; n++) {
-                sums[n][2 * r] *= fix[r];
-                sums[n][2 * r + 1] *= fix[r];
+                sums[n][2 * r] *= fix;
+                sums[n][2 * r + 1] *= fix;
             }
         }
     }
@@ -502,13 +495,12 @@ KD_KERNEL void KD_BOUNDS(PROMPT_THREADS, 1) attend_prompt(KD_ARGS prompt_args a,
         kd_copy_group();
         if (pos > seg.pos + mine + 15)
             continue; /* none of the warp's rows sees this */
-        float x[prompt_rows::KEYS][4], fix[2];
+        float x[prompt_rows::KEYS][4];
         kd_h2 w[prompt_rows::KEYS][2];
         r.scores(s, buffer, x);
         if (pos + PROMPT_STAGE > seg.pos + mine)
             r.mask(x, pos);
-        r.weigh(x, fix);
-        r.shrink(x, fix, w);
+        r.weigh(x, w);
         r.add(s, buffer, w);
     }
     if (b.end < b.seen)
@@ -579,7 +571,7 @@ KD_DEV void wide_prompt_bring(const prompt_args &a, const prompt_share &b, wide_
     }
 }
 
-template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
+struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
     static constexpr int KEYS = PROMPT_TILE / 8;
     float x[KEYS][4];
 
@@ -599,7 +591,12 @@ template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
         kd_shared_written();
         kd_sync_team<128>(team);
     }
-    /* Products of a stage, once it is there. */
+    KD_DEV void leave(uint64_t *gate) const
+    {
+        if (lane == 0)
+            kd_gate_arrive(gate);
+    }
+    /* The scores of a stage, once it is there. */
     KD_DEV void scores(const wide_prompt &s, int team)
     {
         kd_gate_wait(s.of(0), s.turn);
@@ -611,6 +608,9 @@ template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
             kd_product_halves(x, kd_factor_at(q, k % 4 * 16), kd_factor_at(y, k % 4 * 16), k);
         }
         kd_product_group();
+        kd_product_wait<0>();
+        kd_product_done_of(x);
+        leave(s.of(1));
     }
     KD_DEV void add(const wide_prompt &s, const kd_h2 (&w)[KEYS][2])
     {
@@ -623,80 +623,20 @@ template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
             kd_product_halves_rows(sums, a, kd_factor_at(y, k % 4 * 16));
         }
         kd_product_group();
-    }
-    /* Their results are there, and the stage is free: all but the last `later` groups. */
-    template <int later> KD_DEV void scored(const wide_prompt &s)
-    {
-        kd_product_wait<later>();
-        kd_product_done_of(x);
-        leave(s.of(1));
-    }
-    KD_DEV void added(const wide_prompt &s)
-    {
         kd_product_wait<0>();
         kd_product_done_of(sums);
         leave(s.of(3));
     }
-    KD_DEV void leave(uint64_t *gate) const
+    template <bool MASK> KD_DEV void step(int64_t pos, int team, wide_prompt &s)
     {
-        if (lane == 0)
-            kd_gate_arrive(gate);
-    }
-    /* A stage whose scores are there: weights; older sums shrink. */
-    template <bool MASK> KD_DEV void settle(int64_t pos, float (&fix)[2])
-    {
-        if (MASK)
-            this->mask(x, pos);
-        this->weigh(x, fix);
-    }
-    /* A stage's scores are multiplied beside the weights of the one before. */
-    template <bool MASK>
-    KD_DEV void step(int64_t pos, int team, wide_prompt &s, wide_prompt &before,
-                     kd_h2 (&w)[KEYS][2])
-    {
-        float fix[2];
+        kd_h2 w[KEYS][2];
 
         scores(s, team);
-        if (AHEAD) {
-            add(before, w);
-            scored<1>(s);
-            settle<MASK>(pos, fix);
-            added(before);
-            this->shrink(x, fix, w);
-            before.next();
-        } else {
-            scored<0>(s);
-            settle<MASK>(pos, fix);
-            this->shrink(x, fix, w);
-            add(s, w);
-            added(s);
-        }
+        if (MASK)
+            mask(x, pos);
+        weigh(x, w);
+        add(s, w);
         s.next();
-    }
-    KD_DEV void steps(int64_t pos, int64_t plain, int64_t end, int team, wide_prompt &s)
-    {
-        wide_prompt before = s;
-        kd_h2 w[KEYS][2];
-        float fix[2];
-
-        if (AHEAD) {
-            scores(s, team);
-            scored<0>(s);
-            settle<true>(pos, fix);
-            this->shrink(x, fix, w);
-            s.next();
-            pos += PROMPT_TILE;
-        }
-#pragma unroll 1
-        for (; pos < plain; pos += PROMPT_TILE)
-            step<false>(pos, team, s, before, w);
-#pragma unroll 1
-        for (; pos < end; pos += PROMPT_TILE)
-            step<true>(pos, team, s, before, w);
-        if (AHEAD) {
-            add(before, w);
-            added(before);
-        }
     }
     KD_DEV void run(const prompt_args &a, const prompt_share &b, int team, wide_prompt s)
     {
@@ -706,21 +646,24 @@ template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
                       end = b.end < most ? b.end : most;
         const int thread = kd_thread() - 128;
 
-        this->place(span.seg, mine);
+        place(span.seg, mine);
         load(a, b, team, s);
         if (span.from)
-            this->restore(b.state(a), thread);
+            restore(b.state(a), thread);
         else
-            this->clear();
+            clear();
         /* All rows see the stages before `plain`. */
         const int64_t whole = (first + 1) / PROMPT_TILE * PROMPT_TILE,
                       plain = whole < end ? whole : end;
-        if (span.from < end)
-            steps(span.from, plain, end, team, s);
+        int64_t pos = span.from;
+#pragma unroll 1
+        for (; pos < plain; pos += PROMPT_TILE)
+            step<false>(pos, team, s);
+#pragma unroll 1
+        for (; pos < end; pos += PROMPT_TILE)
+            step<true>(pos, team, s);
         /* What none of the rows sees. */
-        for (int64_t pos = span.from; pos < b.end; pos += PROMPT_TILE) {
-            if (pos < end)
-                continue;
+        for (; pos < b.end; pos += PROMPT_TILE) {
             kd_gate_wait(s.of(0), s.turn);
             leave(s.of(1));
             kd_gate_wait(s.of(2), s.turn);
@@ -728,13 +671,12 @@ template <bool AHEAD> struct wide_prompt_rows : prompt_sums<PROMPT_TILE / 8> {
             s.next();
         }
         if (b.end < b.seen)
-            this->save(b.state(a), thread);
+            save(b.state(a), thread);
         else
-            this->store(a, span.seg, mine, b.h);
+            store(a, span.seg, mine, b.h);
     }
 };
 
-template <bool AHEAD>
 KD_DEV void wide_prompt_run(const prompt_args &a, int64_t tiles, unsigned char *shared)
 {
     const int group = kd_thread() / 128;
@@ -756,20 +698,19 @@ KD_DEV void wide_prompt_run(const prompt_args &a, int64_t tiles, unsigned char *
         if (kd_thread() == 0)
             wide_prompt_bring(a, b, s);
     } else {
-        wide_prompt_rows<AHEAD> r;
+        wide_prompt_rows r;
         kd_more_registers<WIDE_PROMPT_MANY>();
         r.run(a, b, group - 1, s);
     }
 }
 #endif
 
-template <bool AHEAD>
 KD_KERNEL void KD_BOUNDS(WIDE_PROMPT_THREADS, 1)
     attend_prompt_wide(KD_ARGS prompt_args a, int64_t tiles)
 {
 #ifdef KD_WGMMA
     KD_SHARED(memory);
-    wide_prompt_run<AHEAD>(a, tiles, memory);
+    wide_prompt_run(a, tiles, memory);
 #endif
 }
 

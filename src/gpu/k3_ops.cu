@@ -144,7 +144,7 @@ static bool wide_is_here(void)
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     return major == 9 && minor == 0 &&
-           cudaFuncGetAttributes(&a, attend_prompt_wide<true>) == cudaSuccess &&
+           cudaFuncGetAttributes(&a, attend_prompt_wide) == cudaSuccess &&
            a.numRegs > BODY_REGISTERS;
 }
 
@@ -162,7 +162,7 @@ static int attention(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
                   allow((const void *)value_fast<LORA, 4>, sizeof(value_shared<LORA, 4>), err) ||
                   allow((const void *)expand_pairs<LORA>, sizeof(expand_shared), err) ||
                   allow((const void *)attend_prompt, sizeof(prompt_shared), err) ||
-                  (wide && allow((const void *)attend_prompt_wide<true>, WIDE_PROMPT_SHARED, err))
+                  (wide && allow((const void *)attend_prompt_wide, WIDE_PROMPT_SHARED, err))
             : allow((const void *)attend_rows<LORA>, sizeof(mla_shared<LORA>), err))
         return -1;
     if (m->fast)
