@@ -14,13 +14,6 @@ enum {
     KEYS = KD_GPU_MAT_EXL3 + 2
 };
 
-int most_units(const struct kd_gpu_plan *p)
-{
-    const int64_t left = SHARED_MOST - kd_gpu_plan_shared(p, WARPS, 0);
-
-    return (int)((left < SUMS_BYTES ? left : (int)SUMS_BYTES) / (4 * ROW_STRIDE * p->rows));
-}
-
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)
 {
     const int ins = (int)(w->cols_padded / SIDE);
@@ -114,6 +107,13 @@ int mul_key(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *jo
 
 } // namespace
 
+int kd_gpu_units_most(const struct kd_gpu_plan *p)
+{
+    const int64_t left = SHARED_MOST - kd_gpu_plan_shared(p, WARPS, 0);
+
+    return (int)((left < SUMS_BYTES ? left : (int)SUMS_BYTES) / (4 * ROW_STRIDE * p->rows));
+}
+
 struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum kd_codebook cb,
                                   int64_t rows)
 {
@@ -136,7 +136,7 @@ struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum 
     p.rows = rows < most ? (int)rows : most;
     p.groups = (int)((rows + most - 1) / most);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, g->index);
-    const int64_t block = kd_gpu_plan_shared(&p, WARPS, most_units(&p)) + 1024;
+    const int64_t block = kd_gpu_plan_shared(&p, WARPS, kd_gpu_units_most(&p)) + 1024;
     p.slots = (shared >= 2 * block ? 2 : 1) * g->facts.sms;
     if (g->product_blocks > 0 && g->product_blocks < p.slots)
         p.slots = g->product_blocks;
@@ -145,7 +145,7 @@ struct kd_gpu_plan kd_gpu_plan_of(struct kd_gpu *g, enum kd_gpu_class cls, enum 
 
 int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, double slots)
 {
-    int ranges = (int)(slots / (double)tasks_each), most = most_units(p);
+    int ranges = (int)(slots / (double)tasks_each), most = kd_gpu_units_most(p);
 
     ranges = ranges < 1 ? 1 : ranges > units ? units : ranges;
     for (int times = 2; (units + ranges - 1) / ranges > most; times++) {

@@ -81,6 +81,8 @@ static inline int64_t kd_gpu_plan_shared(const struct kd_gpu_plan *p, int warps,
 /* Cuts of a matrix's units so that all its tasks fill `slots` blocks, or a multiple of them, and
  * each task's sums fit shared memory. */
 int kd_gpu_ranges(const struct kd_gpu_plan *p, int64_t tasks_each, int units, double slots);
+/* Units that a task of p->rows rows may have. */
+int kd_gpu_units_most(const struct kd_gpu_plan *p);
 
 /* Up to 16 rows from row `from` on, of jobs that have one type: F32, BF16 or MXFP4. */
 int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count, int64_t from,

@@ -145,6 +145,10 @@ struct kd_gpu_experts_call {
     float beta, linear; /* of situ */
     float *y;           /* [T][ldy] */
     int64_t ldy;
+    /* NULL, or [cols]: y[t] is kd_gpu_k3_norm's of that sum, which must be as it wants rows; ldy
+     * is cols. */
+    const float *norm;
+    float eps;
 };
 int kd_gpu_experts_mul(struct kd_gpu_experts *e, enum kd_gpu_class cls,
                        const struct kd_gpu_experts_call *c, struct kd_err *err) KD_MUST;

@@ -111,22 +111,20 @@ int check_expert(struct kd_gpu_experts *e, int64_t id, const struct kd_gpu_mat m
 }
 
 /* One launch of one half of EXL3 experts. */
-int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a, int64_t pairs,
+int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a,
                 struct kd_err *err)
 {
-    const int64_t most = pairs < e->shape.experts ? pairs : e->shape.experts;
-    const int units = a->outs * kd_codes::UNITS;
+    const int units = kd_gpu_units_most(p);
     tasks_args all = {};
     void *arguments[] = {&all};
 
     a->cut = kd_exl3::cut_of(a->ins);
-    a->units = kd_exl3::spread_of(
-        kd_gpu_ranges(p, most * (a->down ? 1 : 2) * a->cut.chunks, units, p->slots), units);
+    a->room = units * p->rows;
     all.half = *a;
     all.experts = 1;
     return kd_gpu_launch(e->g, (const void *)p->kernel, p->slots, 32 * kd_exl3::WARPS,
-                         kd_gpu_plan_shared(p, a->cut.warps, kd_exl3::spread_most(a->units)),
-                         arguments, "experts' products", err);
+                         kd_gpu_plan_shared(p, a->cut.warps, units), arguments, "experts' products",
+                         err);
 }
 
 template <int TOKENS>
@@ -142,7 +140,7 @@ int launch_mxfp4(struct kd_gpu_experts *e, half_args *a, int64_t pairs, struct k
                          "experts' products", err);
 }
 
-int run_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a, int64_t pairs,
+int run_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a,
              struct kd_err *err)
 {
     const int cols = blocks_of(e->shape.cols), inner = blocks_of(e->shape.inner);
@@ -151,7 +149,7 @@ int run_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a
     a->outs = inner;
     a->y = e->inner;
     a->ldy = whole(e->shape.inner, 4);
-    if (launch_exl3(e, p, a, pairs, err))
+    if (launch_exl3(e, p, a, err))
         return -1;
     a->x = e->inner;
     a->ldx = a->ldy;
@@ -160,7 +158,7 @@ int run_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a
     a->outs = cols;
     a->y = e->out;
     a->ldy = whole(e->shape.cols, 4);
-    return launch_exl3(e, p, a, pairs, err);
+    return launch_exl3(e, p, a, err);
 }
 
 int run_mxfp4(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, struct kd_err *err)
@@ -197,33 +195,55 @@ int run_some(struct kd_gpu_experts *e, enum kd_gpu_class cls, const struct kd_gp
     const struct kd_gpu_plan p =
         kd_gpu_plan_of(e->g, cls, e->cb,
                        tokens > 4 && tokens * c->top <= 3 * e->shape.experts ? (int64_t)4 : tokens);
-    const bool exl3 = e->type == KD_GPU_MAT_EXL3;
+    const bool exl3 = e->type == KD_GPU_MAT_EXL3, alone = exl3 && tokens == 1;
     const int64_t cols = e->shape.cols;
-    plan_args planned = {c->ids + from * c->top,    e->p,
-                         (int32_t)tokens,           (int32_t)c->top,
-                         (int32_t)e->shape.experts, exl3 ? p.rows : tokens == 1 ? 1 : 8};
+    const int32_t *ids = c->ids + from * c->top;
+    plan_args planned = {ids,
+                         e->p,
+                         (int32_t)tokens,
+                         (int32_t)c->top,
+                         (int32_t)e->shape.experts,
+                         exl3          ? p.rows
+                         : tokens == 1 ? 1
+                                       : 8};
     half_args a = {};
-    sum_args s = {e->p,           e->out, c->weight + from * c->top, c->y + from * c->ldy,
-                  whole(cols, 4), c->ldy, (int32_t)c->top,           (int32_t)cols};
-    void *plan_list[] = {&planned}, *sum_list[] = {&s};
+    void *plan_list[] = {&planned};
 
     a.table = e->table;
     a.p = e->p;
+    a.ids = alone ? ids : nullptr;
     a.x = c->x + from * c->ldx;
     a.ldx = c->ldx;
     a.sums = e->sums;
     a.counter = e->counter;
+    a.top = (int32_t)c->top;
+    a.experts = (int32_t)e->shape.experts;
     a.beta = c->beta;
     a.linear = c->linear;
     const bool few = tokens * c->top <= 32;
-    if (kd_gpu_launch(e->g, few ? (const void *)plan_few : (const void *)plan_pairs, 1,
-                      few ? 32 : (int)PAIRS, few ? 0 : (int64_t)sizeof(plan_shared), plan_list,
-                      "a plan of experts", err) ||
-        (exl3 ? run_exl3(e, &p, &a, tokens * c->top, err)
-              : run_mxfp4(e, tokens == 1, &a, tokens * c->top, err)))
+    if ((!alone && kd_gpu_launch(e->g, few ? (const void *)plan_few : (const void *)plan_pairs, 1,
+                                 few ? 32 : (int)PAIRS, few ? 0 : (int64_t)sizeof(plan_shared),
+                                 plan_list, "a plan of experts", err)) ||
+        (exl3 ? run_exl3(e, &p, &a, err) : run_mxfp4(e, tokens == 1, &a, tokens * c->top, err)))
         return -1;
-    return kd_gpu_launch(e->g, (const void *)sum_experts, tokens * ((cols + COLUMNS - 1) / COLUMNS),
-                         COLUMNS, 256, sum_list, "the sum over experts", err);
+    sum_args s = {e->p,
+                  a.ids,
+                  e->out,
+                  c->weight + from * c->top,
+                  c->y + from * c->ldy,
+                  whole(cols, 4),
+                  c->ldy,
+                  a.top,
+                  a.experts,
+                  (int32_t)cols,
+                  c->norm,
+                  c->eps};
+    void *sum_list[] = {&s};
+    return c->norm ? kd_gpu_launch(e->g, (const void *)sum_norm, tokens, kd_k3::NORM_THREADS,
+                                   sizeof(sum_shared), sum_list, "the sum over experts", err)
+                   : kd_gpu_launch(e->g, (const void *)sum_experts,
+                                   tokens * ((cols + COLUMNS - 1) / COLUMNS), COLUMNS,
+                                   sizeof(sum_shared), sum_list, "the sum over experts", err);
 }
 
 } // namespace
@@ -316,12 +336,19 @@ extern "C" int kd_gpu_experts_mul(struct kd_gpu_experts *e, enum kd_gpu_class cl
                        (long long)c->T, e->type ? "" : ", but none is set");
     if (c->ldx % 4 || (uintptr_t)c->x % 16)
         return kd_fail(err, KD_EINVAL, "activations of experts that are not aligned");
+    if (c->norm && (c->ldy != e->shape.cols || c->ldy % 4 || c->ldy > KD_GPU_K3_WIDTH))
+        return kd_fail(err, KD_EINVAL, "a norm of experts' sums of %lld columns",
+                       (long long)c->ldy);
     if (kd_gpu_failed(cudaSetDevice(e->g->index), err, "choosing the device"))
         return -1;
     const struct kd_gemm_experts many = {e->table, kd_gpu_gemm_kind(cls, e->type, e->cb), &e->many,
                                          &e->shape, e->type == KD_GPU_MAT_EXL3};
     if (many.kind && c->T > (many.coded ? (int)KD_GPU_EXPERT_ROWS : (int)KD_GPU_ROWS))
-        return kd_gpu_gemm_experts(e->g, &many, c, err);
+        return kd_gpu_gemm_experts(e->g, &many, c, err) ||
+                       (c->norm &&
+                        kd_gpu_k3_norm(e->g, c->y, c->norm, c->eps, c->T, c->ldy, c->y, err))
+                   ? -1
+                   : 0;
     const int64_t most = PAIRS / c->top;
     for (int64_t t = 0; t < c->T; t += most)
         if (run_some(e, cls, c, t, c->T - t < most ? c->T - t : most, err))

@@ -38,14 +38,16 @@ struct plan {
 struct half_args {
     const entry *table;
     const plan *p;
-    const float *x; /* by token, or by place */
-    float *y;       /* by place */
+    const int32_t *ids; /* EXL3, one token: its `top` ids are the groups and places; or NULL */
+    const float *x;     /* by token, or by place */
+    float *y;           /* by place */
     int64_t ldx, ldy;
     float *sums;      /* EXL3: [places][matrices][chunks][outs * 128] */
     int32_t *counter; /* EXL3: [groups][outs] */
     int32_t down, ins, outs;
-    kd_exl3::cut cut;      /* EXL3: of ins */
-    kd_exl3::spread units; /* EXL3: of outs */
+    kd_exl3::cut cut; /* EXL3: of ins */
+    int32_t room;     /* EXL3: units of one row that a task has sums for */
+    int32_t top, experts;
     float beta, linear;
 };
 
@@ -53,27 +55,68 @@ KD_DEV int half_matrices(const half_args &a)
 {
     return a.down ? 1 : 2;
 }
+KD_DEV int half_groups(const half_args &a)
+{
+    return a.ids ? a.top : a.p->groups;
+}
+/* No rows: no expert. */
+KD_DEV group half_group(const half_args &a, int at)
+{
+    if (!a.ids)
+        return a.p->of[at];
+    const int id = a.ids[at];
+    return {id, at, id >= 0 && id < a.experts};
+}
 
-/* An EXL3 task. */
-KD_DEV void half_pick(const half_args &a, int index, kd_exl3::shared_head *to)
+/* What is left to a block, [at, end). */
+struct share {
+    int32_t at, end;
+};
+
+/* EXL3: units of all *cells* (group, matrix, chunk of inputs), one cell after the other. */
+KD_DEV share half_share(const half_args &a)
+{
+    enum { TASK = 5 }; /* units that are multiplied while a task begins and ends */
+    const int units = a.outs * kd_codes::UNITS, blocks = kd_blocks(), b = kd_block(),
+              cells = half_groups(a) * half_matrices(a) * a.cut.chunks;
+    const int ranges = cells ? blocks / cells : 0;
+    const int64_t all = (int64_t)cells * units;
+
+    /* Equal parts of each cell, a block's share is one, unless even shares, which begin and end
+     * anywhere and so may be of two tasks, are that much smaller. */
+    if (ranges && (units + ranges - 1) / ranges <= all / blocks + TASK) {
+        const int cell = b / ranges, range = b - cell * ranges;
+        const int at = cell * units;
+        return cell < cells ? share{at + units * range / ranges, at + units * (range + 1) / ranges}
+                            : share{0, 0};
+    }
+    return {(int32_t)(all * b / blocks), (int32_t)(all * (b + 1) / blocks)};
+}
+
+/* An EXL3 task, the first of a share: units of one cell whose sums there is room for. It has no
+ * rows if there is no expert. */
+KD_DEV void half_pick(const half_args &a, const share &s, kd_exl3::shared_head *to)
 {
     using namespace kd_exl3;
-    const int chunks = a.cut.chunks, some = index / chunks, which = some / a.units.ranges,
-              range = some - which * a.units.ranges, m = a.down ? 0 : which % 2,
-              at = a.down ? which : which / 2;
-    const group g = a.p->of[at];
+    const int units = a.outs * UNITS, chunks = a.cut.chunks, cell = s.at / units,
+              which = cell / chunks, m = a.down ? 0 : which % 2, at = a.down ? which : which / 2,
+              first = s.at - cell * units;
+    const group g = half_group(a, at);
+    const int most = g.rows ? a.room / g.rows : units,
+              left = units - first < s.end - s.at ? units - first : s.end - s.at,
+              parts = (left + most - 1) / most;
     float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * a.outs * SIDE;
 
     to->wholes = 0;
     to->group = at;
-    to->k = {a.table[g.expert].exl3[a.down ? 2 : m],
+    to->k = {g.rows ? a.table[g.expert].exl3[a.down ? 2 : m] : matrix{},
              a.down ? a.x + g.first * a.ldx : a.x,
              a.ldx,
-             a.down ? nullptr : a.p->token + g.first,
+             a.down || a.ids ? nullptr : a.p->token + g.first,
              g.rows,
-             index - some * chunks,
-             spread_first(a.units, range),
-             spread_first(a.units, range + 1),
+             cell - which * chunks,
+             first,
+             first + (left + parts - 1) / parts,
              sums + (int64_t)m * chunks * g.rows * a.outs * SIDE,
              a.counter + at * a.outs};
 }
@@ -83,7 +126,7 @@ KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 {
     using namespace kd_exl3;
     const int chunks = a.cut.chunks, lane = kd_thread() % 32;
-    const group g = a.p->of[head->group];
+    const group g = half_group(a, head->group);
     const int64_t row = (int64_t)a.outs * SIDE, matrix = chunks * g.rows * row;
     const float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * row;
     const entry *e = a.table + g.expert;
@@ -120,7 +163,7 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
     using namespace kd_exl3;
     KD_SHARED(memory);
     shared_head *head = (shared_head *)memory;
-    int tasks = a.dense.tasks;
+    share s = {kd_block(), a.dense.tasks};
 
     /* The plan is what the launch before w1's and w3's writes; no later one may begin, and read it,
      * until it is there. */
@@ -128,22 +171,25 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
         kd_launch_wait();
     kd_launch_next();
     if (a.experts)
-        tasks = a.half.p->groups * half_matrices(a.half) * a.half.cut.chunks * a.half.units.ranges;
+        s = half_share(a.half);
 #pragma unroll 1
-    for (int i = kd_block(); i < tasks; i += kd_blocks()) {
+    while (s.at < s.end) {
         if (kd_thread() == 0) {
             if (a.experts)
-                half_pick(a.half, i, head);
+                half_pick(a.half, s, head);
             else
-                dense_pick(a.dense, i, head);
+                dense_pick(a.dense, s.at, head);
         }
         kd_sync_block();
-        multiply<MODE>(memory);
-        deliver<MODE>(memory, head->k.w.cut.chunks * (a.experts ? half_matrices(a.half) : 1));
-        if (a.experts)
-            half_finish(a.half, head);
-        else
-            dense_finish(a.dense, head);
+        s.at += a.experts ? head->k.last - head->k.first : kd_blocks();
+        if (head->k.rows) {
+            multiply<MODE>(memory);
+            deliver<MODE>(memory, head->k.w.cut.chunks * (a.experts ? half_matrices(a.half) : 1));
+            if (a.experts)
+                half_finish(a.half, head);
+            else
+                dense_finish(a.dense, head);
+        }
         kd_sync_block();
     }
     kd_launch_wait();

@@ -3,6 +3,7 @@
 #ifndef KD_GPU_PRODUCT_PLACES_CUH
 #define KD_GPU_PRODUCT_PLACES_CUH
 
+#include "gpu/norm_row.cuh"
 #include "gpu/product_experts.cuh"
 
 namespace kd_experts
@@ -163,34 +164,96 @@ KD_KERNEL void KD_BOUNDS(COLUMNS, 1)
 /* y[t][c] = fma chain over the token's experts, ascending, of weight and x[place][c]. */
 struct sum_args {
     const plan *p;
+    const int32_t *ids; /* as half_args has it */
     const float *x, *weight;
     float *y;
     int64_t ldx, ldy;
-    int32_t top, cols;
+    int32_t top, experts, cols;
+    const float *norm; /* sum_norm */
+    float eps;
 };
+struct sum_shared {
+    float weight[32];
+    int32_t place[32], used;
+    float part[kd_k3::NORM_THREADS / 32];
+};
+/* A token's places in order, with their weights. Ends with a barrier. */
+KD_DEV void sum_places(const sum_args &a, int t, sum_shared *s)
+{
+    const int j = kd_thread();
+
+    if (!a.ids && j == 0)
+        s->used = a.p->used[t];
+    if (!a.ids && j < 32 && j < a.p->used[t]) {
+        s->place[j] = a.p->order[t * a.top + j];
+        s->weight[j] = a.weight[a.p->choice[t * a.top + j]];
+    }
+    if (a.ids && j < 32) {
+        const int id = j < a.top && a.ids[j] < a.experts ? a.ids[j] : -1;
+        int before = 0, used = 0;
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            const int other = kd_shuffle_int(id, i);
+            used += other >= 0;
+            before += other >= 0 && (other < id || (other == id && i < j));
+        }
+        if (j == 0)
+            s->used = used;
+        if (id >= 0) {
+            s->place[before] = j;
+            s->weight[before] = a.weight[j];
+        }
+    }
+    kd_sync_block();
+}
+
 KD_KERNEL void KD_BOUNDS(COLUMNS, 1) sum_experts(KD_ARGS sum_args a)
 {
     const int parts = (a.cols + COLUMNS - 1) / COLUMNS, t = kd_block() / parts,
               c = kd_block() % parts * COLUMNS + kd_thread();
     KD_SHARED(memory);
-    float *weight = (float *)memory;
-    int32_t *place = (int32_t *)memory + 32;
+    sum_shared *s = (sum_shared *)memory;
     float sum = 0.0f;
 
     kd_launch_next();
     kd_launch_wait();
-    const int used = a.p->used[t];
-    if (kd_thread() < used) {
-        place[kd_thread()] = a.p->order[t * a.top + kd_thread()];
-        weight[kd_thread()] = a.weight[a.p->choice[t * a.top + kd_thread()]];
-    }
-    kd_sync_block();
+    sum_places(a, t, s);
     if (c >= a.cols)
         return;
 #pragma unroll 8
-    for (int j = 0; j < used; j++)
-        sum = fmaf(weight[j], a.x[place[j] * a.ldx + c], sum);
+    for (int j = 0; j < s->used; j++)
+        sum = fmaf(s->weight[j], a.x[s->place[j] * a.ldx + c], sum);
     a.y[t * a.ldy + c] = sum;
+}
+
+/* Block t: that row, and RMSNorm of it; cols: a multiple of 4. */
+KD_KERNEL void KD_BOUNDS(kd_k3::NORM_THREADS, 1) sum_norm(KD_ARGS sum_args a)
+{
+    using namespace kd_k3;
+    KD_SHARED(memory);
+    sum_shared *s = (sum_shared *)memory;
+    norm_row r;
+
+    kd_launch_next();
+    kd_launch_wait();
+    sum_places(a, kd_block(), s);
+#pragma unroll
+    for (int i = 0; i < NORM_EACH; i++) {
+        const int at = 4 * (kd_thread() + i * NORM_THREADS);
+        float4 sum = make_float4(0, 0, 0, 0);
+        if (at < a.cols)
+#pragma unroll 16
+            for (int j = 0; j < s->used; j++) {
+                const float4 x = *(const float4 *)(a.x + s->place[j] * a.ldx + at);
+                sum.x = fmaf(s->weight[j], x.x, sum.x);
+                sum.y = fmaf(s->weight[j], x.y, sum.y);
+                sum.z = fmaf(s->weight[j], x.z, sum.z);
+                sum.w = fmaf(s->weight[j], x.w, sum.w);
+            }
+        r.v[i] = sum;
+    }
+    r.scale(a.norm, a.eps, a.cols, s->part);
+    r.store(a.y + kd_block() * a.ldy, a.cols);
 }
 
 } // namespace kd_experts

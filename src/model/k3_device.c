@@ -108,14 +108,13 @@ static int moe(const struct run *r, int64_t l, struct kd_err *err)
                                              .beta = c->situ_beta,
                                              .linear = c->situ_linear,
                                              .y = w->u,
-                                             .ldy = c->latent};
+                                             .ldy = c->latent,
+                                             .norm = d->layers[l].routed_norm,
+                                             .eps = c->eps};
     if (kd_k3_device_route(&r->at, l, r->used, r->p->o ? r->p->o->expert_mass : 0, err))
         return -1;
     kd_gpu_account_at(d->g, "experts");
-    return kd_gpu_experts_mul(d->layers[l].experts, d->cls, &call, err) ||
-                   kd_k3_device_latent_norm(&r->at, l, err)
-               ? -1
-               : 0;
+    return kd_gpu_experts_mul(d->layers[l].experts, d->cls, &call, err);
 }
 
 static int ffn(const struct run *r, int64_t l, struct kd_err *err)

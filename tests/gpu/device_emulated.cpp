@@ -376,6 +376,8 @@ int kd_gpu_experts_mul(struct kd_gpu_experts *e, enum kd_gpu_class,
     return then(e->g, [=] {
         for (int64_t t = 0; t < call.T; t++)
             experts_row(e, call, t);
+        if (call.norm)
+            launch_norm(call.y, call.norm, call.eps, call.T, call.ldy, call.y, 0);
     });
 }
 

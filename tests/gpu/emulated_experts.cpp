@@ -146,19 +146,62 @@ static int layer_check(const layer *l, const char *what)
     return bad != 0;
 }
 
-/* Both halves and what is around them, as the host starts it; run(half) does one half. */
-template <class F> static void layer_run(layer *l, kd_experts::half_args *a, int rows, F run)
+/* The sum with its norm: that of the sum alone, which is there. */
+static void norm_check(const layer *l, kd_experts::sum_args s)
+{
+    using namespace kd_k3;
+    std::vector<float> norm(COLS), y((size_t)(l->T * COLS)), want = y;
+
+    for (int c = 0; c < COLS; c++)
+        norm[(size_t)c] = gauss();
+    for (size_t i = 0; i < want.size(); i++)
+        want[i] = l->y[i / COLS * (COLS + 1) + i % COLS];
+    s.y = y.data();
+    s.ldy = COLS;
+    s.norm = norm.data();
+    s.eps = 1e-5f;
+    kd_emulate((int)l->T, NORM_THREADS, sizeof(kd_experts::sum_shared),
+               [&] { kd_experts::sum_norm(s); });
+    kd_emulate((int)l->T, NORM_THREADS, 4 * NORM_THREADS / 32, [&] {
+        KD_SHARED(memory);
+        norm_row r;
+        r.load(&want[(size_t)(kd_block() * COLS)], COLS);
+        r.scale(s.norm, s.eps, COLS, (float *)memory);
+        r.store(&want[(size_t)(kd_block() * COLS)], COLS);
+    });
+    if (memcmp(y.data(), want.data(), 4 * y.size()))
+        printf("the norm of the sum is not that of the sum\n"), exit(1);
+}
+
+/* Both halves and what is around them, as the host starts it; run(half) does one half. alone: one
+ * token, without a plan. */
+template <class F>
+static void layer_run(layer *l, kd_experts::half_args *a, int rows, bool alone, F run)
 {
     using namespace kd_experts;
     static plan p;
     const plan_args planned = {l->ids.data(), &p, (int)l->T, TOP, SOME, rows};
-    const sum_args s = {&p,  l->out.data(), l->weight.data(), l->y.data(), COLS, COLS + 1,
-                        TOP, COLS};
+    const sum_args s = {&p,
+                        alone ? l->ids.data() : nullptr,
+                        l->out.data(),
+                        l->weight.data(),
+                        l->y.data(),
+                        COLS,
+                        COLS + 1,
+                        TOP,
+                        SOME,
+                        COLS,
+                        nullptr,
+                        0.0f};
 
-    if (l->T * TOP <= 32)
+    if (alone)
+        a->ids = l->ids.data();
+    else if (l->T * TOP <= 32)
         kd_emulate(1, 32, 0, [&] { plan_few(planned); });
     else
         kd_emulate(1, PAIRS, sizeof(plan_shared), [&] { plan_pairs(planned); });
+    a->top = TOP;
+    a->experts = SOME;
     a->p = &p;
     a->x = l->x.data();
     a->ldx = COLS;
@@ -171,7 +214,8 @@ template <class F> static void layer_run(layer *l, kd_experts::half_args *a, int
     a->y = l->out.data();
     a->ldy = COLS;
     run();
-    kd_emulate((int)l->T, COLUMNS, 256, [&] { sum_experts(s); });
+    kd_emulate((int)l->T, COLUMNS, sizeof(sum_shared), [&] { sum_experts(s); });
+    norm_check(l, s);
 }
 
 static int check_mxfp4(int64_t T)
@@ -204,7 +248,7 @@ static int check_mxfp4(int64_t T)
     a.table = table.data();
     a.y = both.data();
     a.ldy = 2 * INNER;
-    layer_run(&l, &a, T == 1 ? 1 : 8, [&] {
+    layer_run(&l, &a, T == 1 ? 1 : 8, false, [&] {
         using one = kd_plain::shape<kd_plain::MXFP4, 1>;
         using eight = kd_plain::shape<kd_plain::MXFP4, 8>;
         a.outs = a.down ? COLS : INNER;
@@ -234,7 +278,8 @@ static std::vector<uint32_t> codes_of(const fixture *f)
     return codes;
 }
 
-template <int SETS> static int check_exl3(int64_t T)
+/* blocks: of a launch; few take even shares of all units, many whole parts of matrices. */
+template <int SETS> static int check_exl3(int64_t T, int blocks)
 {
     using namespace kd_experts;
     std::vector<entry> table(SOME);
@@ -268,16 +313,16 @@ template <int SETS> static int check_exl3(int64_t T)
     a.ldy = INNER;
     a.sums = sums.data();
     a.counter = counter.data();
-    layer_run(&l, &a, 4 * SETS, [&] {
+    layer_run(&l, &a, 4 * SETS, T == 1, [&] {
         a.ins = a.down ? 1 : 2;
         a.outs = a.down ? 2 : 1;
         a.cut = kd_exl3::cut_of(a.ins);
-        a.units = kd_exl3::spread_of(3, a.outs * kd_codes::UNITS);
+        a.room = 3 * 4 * SETS;
         using mode = kd_exl3::fast<SETS>;
         tasks_args all = {};
         all.half = a;
         all.experts = 1;
-        kd_emulate(4, 256, (size_t)kd_exl3::shared_bytes(mode::packed, 4 * SETS, a.ins, 3),
+        kd_emulate(blocks, 256, (size_t)kd_exl3::shared_bytes(mode::packed, 4 * SETS, a.ins, 3),
                    [&] { multiply_tasks<mode>(all); });
     });
     for (int32_t n : counter)
@@ -299,6 +344,6 @@ int main(void)
     bad |= check_plain<kd_plain::MXFP4, 1>(960, 1) | check_plain<kd_plain::MXFP4, 4>(416, 4);
     bad |= check_plain<kd_plain::MXFP4, 16>(160, 9) | check_plain<kd_plain::MXFP4, 8>(128, 8);
     bad |= check_mxfp4(1) | check_mxfp4(9) | check_mxfp4(11);
-    bad |= check_exl3<1>(2) | check_exl3<2>(8);
+    bad |= check_exl3<1>(2, 5) | check_exl3<2>(8, 3) | check_exl3<1>(1, 9);
     return bad;
 }

@@ -249,7 +249,8 @@ static int hold_experts(struct kd_gpu *g, const struct kd_kern *k, bool quick)
             const float *x = l.copy(a.x);
             float *y = (float *)l.get(4 * T * a.cols);
             const struct kd_gpu_experts_call c = {
-                x, a.cols, T, l.copy(a.ids), l.copy(a.weight), a.top, 4.0f, 7.0f, y, a.cols};
+                x,    a.cols, T, l.copy(a.ids), l.copy(a.weight), a.top,
+                4.0f, 7.0f,   y, a.cols,        nullptr,          0.0f};
             for (int again = 0; again < 2; again++)
                 must(kd_gpu_experts_mul(e, cls, &c, &err));
             const std::vector<float> want = layer_want(g, k, cls, &a, x),
@@ -358,8 +359,8 @@ static void time_experts(struct kd_gpu *g, const struct limits *l, enum kd_gpu_m
         const int32_t *list = on.copy(ids);
         const float *weight = on.copy(noise(T * top));
         struct kd_gpu_experts_call c = {
-            on.copy(noise(T * cols)),      cols, T, list, weight, top, 4.0f, 7.0f,
-            (float *)on.get(4 * T * cols), cols};
+            on.copy(noise(T * cols)),      cols, T,       list, weight, top, 4.0f, 7.0f,
+            (float *)on.get(4 * T * cols), cols, nullptr, 0.0f};
         const double t = seconds(g, 5,
                                  [&] {
                                      for (int i = 0; i < calls; i++) {
