@@ -122,6 +122,8 @@ struct work {
     struct kd_tok *tok;
     struct kd_corpus text;
     struct kd_buf source;
+    struct kd_rate_wish wish[VARIANTS_MAX]; /* of --bpw or --size, a model each */
+    int wishes;
     struct kd_job job[VARIANTS_MAX];
     int jobs;
     struct kd_home home;
@@ -202,10 +204,18 @@ static enum kd_recipe_name recipe_name(void)
                                          : KD_RECIPE_DEFAULT;
 }
 
-/* The checkpoint: the user's own folder, or a remote one of which a few shards are here at a time.
- */
-static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd_err *err)
+/* What is wrong whatever the source holds: told before a device is opened. */
+static int check_usage(struct work *w, const char *src, struct kd_err *err)
 {
+    if (wishes(w->wish, &w->wishes, err))
+        return -1;
+    if (!strcmp(o.class, "fast") && o.farm.url)
+        return kd_fail(err, KD_EUSAGE,
+                       "--calib-class fast and --farm exclude each other: workers' bytes are "
+                       "compared, and those of fast depend on the device");
+    if (!o.calib && !o.dry)
+        return kd_fail(err, KD_EUSAGE,
+                       "--calib FILE is needed: text like the model's use, some 500 kB or more");
     if (!o.discard && (o.check.text || o.check.save_ref))
         return kd_fail(err, KD_EUSAGE,
                        "--check-text goes with --discard-source; else `kondense "
@@ -216,17 +226,24 @@ static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd
         return kd_fail(err, KD_EUSAGE,
                        "SRC is not on this machine: add --discard-source, or fetch "
                        "it first (kondense fetch)");
-    /* A dry run needs the config and the index, no shard. */
-    if (!o.discard)
-        return kd_ckpt_open(&w->ck, src, o.dry, err);
-    if (!kd_source_is_remote(src))
+    if (o.discard && !kd_source_is_remote(src))
         return kd_fail(err, KD_EUSAGE,
                        "--discard-source is for a source that can be had again: "
                        "hf:owner/name or an address");
-    if (o.dry)
+    if (o.discard && o.dry)
         return kd_fail(err, KD_EUSAGE,
                        "a dry run wants the config and the index here: kondense "
                        "fetch SRC DIR --exclude '*.safetensors'");
+    return 0;
+}
+
+/* The checkpoint: the user's own folder, or a remote one of which a few shards are here at a time.
+ */
+static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd_err *err)
+{
+    /* A dry run needs the config and the index, no shard. */
+    if (!o.discard)
+        return kd_ckpt_open(&w->ck, src, o.dry, err);
     if (kd_discard_open(&w->discard, src, dst, err))
         return -1;
     w->ck = kd_window_ckpt(w->discard.win);
@@ -235,13 +252,6 @@ static int open_ckpt(struct work *w, const char *src, const char *dst, struct kd
 
 static int open_source(struct work *w, const char *src, const char *dst, struct kd_err *err)
 {
-    if (w->fast && o.farm.url)
-        return kd_fail(err, KD_EUSAGE,
-                       "--calib-class fast and --farm exclude each other: workers' bytes are "
-                       "compared, and those of fast depend on the device");
-    if (!o.calib && !o.dry)
-        return kd_fail(err, KD_EUSAGE,
-                       "--calib FILE is needed: text like the model's use, some 500 kB or more");
     if (open_ckpt(w, src, dst, err))
         return -1;
     if (kd_cmd_encode_config(src, w->ck, &w->cfg, err))
@@ -307,14 +317,11 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                                       .damping = (float)o.damping,
                                       .stream_bf16 = w->cfg.hidden >= 1024,
                                       .calib_fast = w->fast};
-    struct kd_rate_wish list[VARIANTS_MAX];
     char path[4096], name[32];
-    int count, finished = 0;
-    if (wishes(list, &count, err))
-        return -1;
+    int count = w->wishes, finished = 0;
     for (int i = 0; i < count; i++) {
-        set.wish = list[i];
-        variant_name(name, sizeof name, &list[i]);
+        set.wish = w->wish[i];
+        variant_name(name, sizeof name, &w->wish[i]);
         bool alone = count == 1 || !*dst;
         if (snprintf(path, sizeof path, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name) >=
             (int)sizeof path)
@@ -437,17 +444,13 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
 {
     double began = kd_clock_s();
     (void)argc;
-    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
+    if (check_usage(w, argv[0], err) || kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
         kd_cmd_encoder_open(&w->run, o.device, err) ||
         kd_cmd_encode_class(&w->run, o.class, &w->fast, err) ||
         open_source(w, argv[0], argv[1], err))
         return -1;
     if (o.dry) {
-        struct kd_rate_wish list[VARIANTS_MAX];
-        int count;
-        if (wishes(list, &count, err))
-            return -1;
-        for (int i = 0; i < count; i++) {
+        for (int i = 0; i < w->wishes; i++) {
             struct kd_job j = {
                 .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
             j.T = w->text.rows * w->text.cols;
@@ -455,7 +458,7 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             j.recipe = kd_recipe_of(recipe_name());
             j.set.stream_bf16 = w->cfg.hidden >= 1024;
             snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
-            if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &list[i], err) ||
+            if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &w->wish[i], err) ||
                 kd_job_find_trunk(&j, err))
                 return -1;
             j.lanes = kd_job_lanes(&j, o.lanes);

@@ -222,6 +222,9 @@ static int add_list(struct kd_pilot *p, const char *text, struct kd_err *err)
 static int take_machines(struct work *w, struct kd_err *err)
 {
     struct kd_pilot *p = &w->pilot;
+    int index[KD_GPU_ENCODE_DEVICES], devices;
+    if (kd_cmd_device_parse(o.device, index, &devices, err))
+        return -1;
     p->rows_count = 1;
     snprintf(p->row[0].name, sizeof p->row[0].name, "this machine");
     /* By itself any reference gives the same hours. */
@@ -235,7 +238,7 @@ static int take_machines(struct work *w, struct kd_err *err)
         return -1;
     if (o.on && (!p->here.supported || !(p->here.tiles_s.v > 0) || !(p->here.fp32_tflops.v > 0)))
         return kd_fail(err, KD_EUSAGE, "--on %s: the plan has no encoding rate for it", o.on);
-    if (o.machines.count && !o.on && w->run.encoder)
+    if (o.machines.count && !o.on && devices)
         return kd_fail(err, KD_EUSAGE,
                        "--machines with --device cuda needs --on: which of plan's machines this "
                        "is, to scale the others by");
@@ -324,10 +327,10 @@ static int pilot(struct work *w, const char *src, struct kd_err *err)
     if (o.json && o.html && !strcmp(o.json, o.html))
         return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s'", o.json);
     kd_progress_quiet(o.quiet);
-    if (kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
+    if (take_machines(w, err) || kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
         kd_cmd_encoder_open(&w->run, o.device, err) ||
-        kd_cmd_encode_class(&w->run, o.class, &w->fast, err) || take_machines(w, err) ||
-        open_source(w, src, err) || open_job(w, err))
+        kd_cmd_encode_class(&w->run, o.class, &w->fast, err) || open_source(w, src, err) ||
+        open_job(w, err))
         return -1;
     if (w->job.lanes > 1)
         kd_mem_keep_little();

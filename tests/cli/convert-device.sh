@@ -12,6 +12,15 @@ for text in gpu cuda: cuda:x cuda:0, cuda:0,0 cuda:-1; do
     "$KONDENSE" convert "$work/src" "$work/none" $args --device "$text" 2>"$work/err" || code=$?
     test $code -eq 2 && grep -q -- --device "$work/err" || { echo "$text: $code"; cat "$work/err"; exit 1; }
 done
+# What is wrong without looking at a device is told first.
+for wrong in "--bpw 9" "--size 0" "--trunk-bpw none" "--check-text x" "--discard-source" "--calib-class fast --farm :0"; do
+    code=0
+    "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda:1000 $wrong 2>"$work/err" || code=$?
+    test $code -eq 2 && grep -q -- "${wrong%% *}" "$work/err" || { echo "$wrong: $code"; cat "$work/err"; exit 1; }
+done
+code=0
+"$KONDENSE" pilot "$work/src" --device cuda:1000 --machines nobody 2>"$work/err" || code=$?
+test $code -eq 2 && grep -q nobody "$work/err" || { echo "--machines: $code"; cat "$work/err"; exit 1; }
 code=0
 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda:1000 2>"$work/err" || code=$?
 test $code -eq 1 && grep -q -- "--device cpu" "$work/err" || { cat "$work/err"; exit 1; }
