@@ -345,6 +345,46 @@ template <int later> KD_DEV void kd_copy_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(later) : "memory");
 }
+/* The way out, which a device's copy engine goes by itself: a multiple of 16 bytes of shared memory
+ * to device memory. Before it all threads that wrote them call kd_copy_out_ready, then a barrier;
+ * who started copies waits until they have been read, or until all is there. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#define KD_COPY_OUT true
+KD_DEV void kd_copy_out_ready(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+KD_DEV void kd_copy_out(void *to, const void *shared, int bytes)
+{
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+KD_DEV void kd_copy_out_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+KD_DEV void kd_copy_out_done(void)
+{
+    asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+}
+#else
+#define KD_COPY_OUT false
+KD_DEV void kd_copy_out_ready(void)
+{
+}
+KD_DEV void kd_copy_out(void *, const void *, int)
+{
+}
+KD_DEV void kd_copy_out_read(void)
+{
+}
+KD_DEV void kd_copy_out_done(void)
+{
+}
+#endif
 /* A hint: the 128 bytes there will be read soon. */
 KD_DEV void kd_prefetch(const void *from)
 {

@@ -30,8 +30,8 @@ template <int BASE, bool PAIR> search_form half_form(struct kd_rate r)
 template <int BASE> search_form fine_form(struct kd_rate r)
 {
     using namespace kd_trellis;
-    return r.mask ? form_of<fine_steps, BASE, true, 1>(r)
-                  : form_of<wide_steps<BASE>, BASE, false, 2>(r);
+    return r.mask ? form_of<fine_steps<BASE, true>, BASE, true, 2>(r)
+                  : form_of<fine_steps<BASE, false>, BASE, false, 2>(r);
 }
 
 /* Two tiles side by side where their costs fit: never at 1 bit, at 2 on some devices. */
@@ -48,7 +48,7 @@ search_form form_for(struct kd_rate r, int64_t block_shared_bytes)
     case 3:
         return half_form<3, true>(r);
     case 4:
-        return r.mask ? form_of<fine_steps, 4, true, 1>(r)
+        return r.mask ? form_of<fine_steps<4, true>, 4, true, 2>(r)
                       : form_of<half_steps<4, false, true>, 4, false, 2>(r);
     case 5:
         return fine_form<5>(r);
@@ -57,20 +57,11 @@ search_form form_for(struct kd_rate r, int64_t block_shared_bytes)
     case 7:
         return fine_form<7>(r);
     default:
-        return form_of<fine_steps, 8, false, 1>(r);
+        return form_of<fine_steps<8, false>, 8, false, 2>(r);
     }
 }
 
 } // namespace
-
-enum { TABLES = 8 };
-
-/* Values on all grids of a rate over 4 bits. */
-struct kd_gpu_search_table {
-    unsigned sixteenths;
-    enum kd_codebook codebook;
-    int16_t *value;
-};
 
 /* What searches need besides their tiles, kept from one to the next. */
 struct kd_gpu_search_scratch {
@@ -79,8 +70,6 @@ struct kd_gpu_search_scratch {
     uint8_t *good;
     int64_t kept_bytes, tiles; /* room */
     cudaEvent_t done;          /* of the last search */
-    struct kd_gpu_search_table table[TABLES];
-    int tables; /* made so far */
 };
 
 namespace
@@ -128,43 +117,6 @@ int grow(struct kd_gpu_search_scratch *m, int64_t kept_bytes, int64_t tiles, str
     return 0;
 }
 
-/* The values of a rate that do not fit registers, on all grids. */
-int values_of(struct kd_gpu_search_scratch *m, struct kd_rate rate, enum kd_codebook codebook,
-              const int16_t **out, struct kd_err *err)
-{
-    enum { N = KD_SEARCH_LEVELS * 65536 };
-    const unsigned sixteenths = kd_rate_to16(rate);
-    int16_t *v;
-
-    for (int i = 0; i < TABLES; i++)
-        if (m->table[i].value && m->table[i].sixteenths == sixteenths &&
-            m->table[i].codebook == codebook) {
-            *out = m->table[i].value;
-            return 0;
-        }
-    struct kd_gpu_search_table *slot = &m->table[m->tables++ % TABLES];
-    if (!slot->value && kd_gpu_failed(cudaMalloc(&slot->value, N * sizeof *v), err,
-                                      "device memory for the codebook"))
-        return -1;
-    slot->sixteenths = 0;
-    if (kd_mem_new(&v, N, sizeof *v, "codebook values", err))
-        return -1;
-    for (uint32_t i = 0; i < N; i++)
-        v[i] = (int16_t)kd_search_value(kd_search_grid_of(rate, codebook, i / 65536),
-                                        kd_codebook_f16(codebook, i % 65536));
-    /* Waits for searches that may still read the slot's old values. */
-    int rc = kd_gpu_failed(cudaDeviceSynchronize(), err, "the search") ||
-             kd_gpu_failed(cudaMemcpy(slot->value, v, N * sizeof *v, cudaMemcpyHostToDevice), err,
-                           "copying the codebook");
-    kd_mem_free(v);
-    if (rc)
-        return -1;
-    slot->sixteenths = sixteenths;
-    slot->codebook = codebook;
-    *out = slot->value;
-    return 0;
-}
-
 int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
 {
     const int most = asked > 0 && asked < g->facts.sms ? asked : g->facts.sms;
@@ -182,8 +134,6 @@ void kd_gpu_search_close(struct kd_gpu *g)
     cudaFree(m->kept);
     cudaFree(m->again);
     cudaFree(m->good);
-    for (struct kd_gpu_search_table &t : m->table)
-        cudaFree(t.value);
     if (m->done)
         cudaEventDestroy(m->done);
     kd_mem_free(m);
@@ -198,7 +148,6 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
     const int segment = kd_gpu_search_segment(rate);
     const int grid = blocks_of(g, blocks, tiles);
     struct kd_gpu_search_scratch *m;
-    const int16_t *value = nullptr;
 
     if (tiles <= 0)
         return 0;
@@ -212,12 +161,10 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                        g->facts.name, (long long)g->facts.block_shared_bytes,
                        (long long)form.shared);
     if (scratch_of(g, &m, err) ||
-        grow(m, grid * form.tiles * kd_gpu_search_kept(rate, segment) * 2, tiles, err) ||
-        (((rate.base >= 4 && rate.mask) || rate.base == 8) &&
-         values_of(m, rate, codebook, &value, err)))
+        grow(m, grid * form.tiles * kd_gpu_search_kept(rate, segment) * 2, tiles, err))
         return -1;
-    const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again, tiles,
-                                  rate,   value,  codebook, seam,    segment};
+    const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again,
+                                  tiles,  rate,   codebook, seam,    segment};
     if (kd_gpu_failed(cudaFuncSetAttribute((const void *)form.kernel,
                                            cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            (int)form.shared),
@@ -257,7 +204,7 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
         return -1;
     if (figures) {
         const int segment = kd_gpu_search_segment(job->rate);
-        const int64_t all = (255 + segment) / segment, half = (job->seam - 1 + segment) / segment;
+        const int64_t all = 255 / segment, half = (job->seam - 1 + segment) / segment;
         *figures = {ms * 1e-3, blocks_of(g, job->blocks, job->tiles),
                     form_for(job->rate, g->facts.block_shared_bytes).shared,
                     (all + half) * (65536 >> job->rate.base) * 2};

@@ -52,8 +52,8 @@ KD_DEV void read_columns(const COSTS &c, int from, int column, int turn, int row
  * order in which a thread reads the columns keeps it off the banks of others; `order` puts them
  * right. Of a pair; room: from the first one's to the second one's. */
 template <int EDGES>
-KD_DEV void keep(const edge_costs<EDGES, true> *c, int from, int edges, int t, bool fix, kd_h2 low,
-                 uint16_t *to, int64_t room)
+KD_DEV void keep(const edge_costs<EDGES, true, false> *c, int from, int edges, int t, bool fix,
+                 kd_h2 low, uint16_t *to, int64_t room)
 {
     constexpr int ROW = EDGES / KEPT_ROWS;
 
@@ -76,8 +76,8 @@ KD_DEV void keep(const edge_costs<EDGES, true> *c, int from, int edges, int t, b
 }
 /* Of one tile; eight rows. */
 template <int EDGES>
-KD_DEV void keep(const edge_costs<EDGES, false> *c, int from, int edges, int t, bool fix, kd_h2 low,
-                 uint16_t *to, int64_t)
+KD_DEV void keep(const edge_costs<EDGES, false, false> *c, int from, int edges, int t, bool fix,
+                 kd_h2 low, uint16_t *to, int64_t)
 {
     constexpr int ROW = EDGES / KEPT_ROWS;
 
@@ -99,10 +99,32 @@ KD_DEV void keep(const edge_costs<EDGES, false> *c, int from, int edges, int t, 
     }
 }
 
+/* Of one tile over 4 bits; four columns of a row. */
+template <int EDGES>
+KD_DEV void keep(const edge_costs<EDGES, false, true> *c, int from, int edges, int t, bool fix,
+                 kd_h2 low, uint16_t *to, int64_t)
+{
+    constexpr int ROW = EDGES / KEPT_ROWS;
+
+#pragma unroll 1
+    for (int i = t; i < edges / 4; i += KD_GPU_WORKERS) {
+        const int row = i % KEPT_ROWS, column = i / KEPT_ROWS * 4;
+        uint32_t v[4];
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            v[m] = c->get(from, 0, (column + m) * KEPT_ROWS + row);
+            v[m] = fix ? lowered(v[m], low) & 0xffffu : v[m];
+        }
+        kd_store_once((uint2 *)(to + row * ROW + column),
+                      make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16));
+    }
+}
+
 /* What a block has of the tiles of a pass. */
 template <int EDGES, bool PAIR> struct team {
     edge_costs<EDGES, PAIR> *cost; /* of each tile, or of the pair */
     tile_shared *tile;
+    position_plan *plan;
     int tiles, buffer; /* tiles that are there; which of the two groups */
     uint16_t *kept;    /* of the first tile, */
     int64_t room;      /* so many for each */
@@ -130,64 +152,117 @@ template <bool PAIR> KD_DEV void note(int16_t *of_first, int16_t *of_second, uin
         *of_second = (int16_t)((bits >> 16) - 0x6400u);
 }
 
-/* One position: of tile k, or of a pair. */
+/* Before a pass: what is to be done at each of its positions. */
+template <bool PAIR, class TEAM>
+KD_DEV void make_plan(const kd_gpu_search_args &a, const TEAM &m, pass q, int t)
+{
+    for (int i = q.first_run + t; i <= q.stop; i += KD_GPU_WORKERS) {
+        const int p = i - (q.second ? 0 : a.seam); /* from the ring's first position on */
+        const unsigned at = (unsigned)(q.first + i);
+        const tile_shared *s = m.tile;
+        uint32_t w = s->target[q.which][at & 255u];
+        if (PAIR)
+            w = (w & 0xffffu) | (s[PAIR].target[q.which][at & 255u] & 0xffff0000u);
+        const uint32_t flags = (is_kept(a, q, p) ? PLAN_KEEP : 0) |
+                               (is_kept(a, q, p + 1) ? PLAN_NEXT : 0) |
+                               (i % KD_SEARCH_LOWER == 0 && i > 0 ? PLAN_FIX : 0) |
+                               (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 ? PLAN_TRACK : 0) |
+                               (kd_rate_bits_at(a.rate, at) > a.rate.base ? PLAN_IN : 0) |
+                               (kd_rate_bits_at(a.rate, at + 1) > a.rate.base ? PLAN_OUT : 0);
+        m.plan[i - q.first_run] = {w, flags};
+    }
+}
+
+/* Of a pair, as they lie: warps 0 to 3 have a part each sent. */
+template <int EDGES>
+KD_DEV void keep_raw(const edge_costs<EDGES, true> *c, int from, int edges, int t, uint16_t *to)
+{
+    if (t % 32 == 0 && t / 32 < edges / 4096)
+        kd_copy_out((uint32_t *)to + t / 32 * BLOCK, c->of[from] + t / 32 * BLOCK, BLOCK * 4);
+}
+
+/* One position: of tile k, or of a pair. slot: where costs are kept. */
 template <class STEPS, int BASE, bool MASKED, class TEAM>
-KD_DEV void run_position(const kd_gpu_search_args &a, const STEPS &steps, const TEAM &m, int k,
-                         pass q, int i, int segment, int from, int t)
+KD_DEV void run_position(const STEPS &steps, const TEAM &m, int k, position_plan now, int i,
+                         int slot, int from, int t)
 {
     constexpr bool PAIR = STEPS::pair;
     constexpr int EDGES = 65536 >> BASE;
-    const int p = (q.first + i) & 255;
-    const bool fix = i % KD_SEARCH_LOWER == 0 && i > 0;
-    const int in = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p) : BASE,
-              out = MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)p + 1) : BASE;
+    const int in = BASE + (MASKED && (now.flags & PLAN_IN)),
+              out = BASE + (MASKED && (now.flags & PLAN_OUT));
     tile_shared *s = m.tile + k;
-    kd_h2 low = kd_bits_h2(0);
 
-    if (fix) {
-        const uint32_t least = least_bits<PAIR>(s, from);
-        low = kd_h2_sub(kd_bits_h2(least), kd_bits_h2(ZERO));
-        if (t == 0)
-            note<PAIR>(&s->low[m.buffer][i / KD_SEARCH_LOWER - 1],
-                       &s[PAIR].low[m.buffer][i / KD_SEARCH_LOWER - 1], least);
+    if (now.flags & (PLAN_KEEP | PLAN_FIX | PLAN_TRACK)) {
+        const bool fix = now.flags & PLAN_FIX;
+        kd_h2 low = kd_bits_h2(0);
+        if constexpr (STEPS::raw) {
+            if (now.flags & PLAN_KEEP)
+                keep_raw(m.cost, from, 65536 >> in, t,
+                         m.kept + (int64_t)slot * kept_costs<EDGES, true>::halves);
+        }
+        if (fix) {
+            const uint32_t least = least_bits<PAIR>(s, from);
+            low = kd_h2_sub(kd_bits_h2(least), kd_bits_h2(ZERO));
+            if (t == 0)
+                note<PAIR>(&s->low[m.buffer][i / KD_SEARCH_LOWER - 1],
+                           &s[PAIR].low[m.buffer][i / KD_SEARCH_LOWER - 1], least);
+        }
+        if (!STEPS::raw && now.flags & PLAN_KEEP)
+            keep(m.cost + k, from, 65536 >> in, t, fix, low,
+                 m.kept + m.room * k + (int64_t)slot * EDGES, m.room);
+        if (fix) {
+            steps.template run<true, false>(m.cost + k, s, from, now.target, t, low, in, out);
+            return;
+        }
+        if (now.flags & PLAN_TRACK) {
+            steps.template run<false, true>(m.cost + k, s, from, now.target, t, low, in, out);
+            return;
+        }
     }
-    if (segment >= 0)
-        keep(m.cost + k, from, 65536 >> in, t, fix, low,
-             m.kept + m.room * k + (int64_t)segment * EDGES, m.room);
-    uint32_t w = s->target[q.which][p];
-    if (PAIR)
-        w = (w & 0xffffu) | (s[1].target[q.which][p] & 0xffff0000u);
-    if (fix)
-        steps.template run<true, false>(m.cost + k, s, from, w, t, low, in, out);
-    else if (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1)
-        steps.template run<false, true>(m.cost + k, s, from, w, t, low, in, out);
-    else
-        steps.template run<false, false>(m.cost + k, s, from, w, t, low, in, out);
+    steps.template run<false, false>(m.cost + k, s, from, now.target, t, kd_bits_h2(0), in, out);
 }
 
-/* All positions of a pass: one barrier for all tiles. */
+/* The positions that the workers run: one barrier for all tiles. */
 template <class STEPS, int BASE, bool MASKED, class TEAM>
 KD_DEV void run_positions(const kd_gpu_search_args &a, const STEPS &steps, const TEAM &m, pass q,
                           int t)
 {
-    const int start = q.second ? 0 : a.seam; /* position 0, from which on costs are kept */
-    int from = 0, left = start, segment = 0; /* positions to the next that is kept, which it is */
+    constexpr int EDGES = 65536 >> BASE;
+    const position_plan *plan = m.plan;
+    position_plan now = *plan;
+    int from = 0, slot = segment_at(a, q, q.begin);
 
 #pragma unroll 1
-    for (int i = 0; i < q.count; i++) {
-        const bool here = left == 0;
-        left = here ? a.segment - 1 : left - 1;
+    for (int i = q.first_run; i < q.stop; i++) {
+        const position_plan later = *++plan; /* well before it is needed */
         if constexpr (STEPS::pair) {
-            run_position<STEPS, BASE, MASKED>(a, steps, m, 0, q, i, here ? segment : -1, from, t);
+            run_position<STEPS, BASE, MASKED>(steps, m, 0, now, i, slot, from, t);
         } else {
 #pragma unroll 1
             for (int k = 0; k < m.tiles; k++)
-                run_position<STEPS, BASE, MASKED>(a, steps, m, k, q, i, here ? segment : -1, from,
-                                                  t);
+                run_position<STEPS, BASE, MASKED>(
+                    steps, m, k, {m.tile[k].target[q.which][(q.first + i) & 255], now.flags}, i,
+                    slot, from, t);
         }
-        segment += here;
+        if (now.flags & PLAN_KEEP) {
+            slot--;
+            if (STEPS::raw)
+                kd_copy_out_read();
+        }
+        if (STEPS::raw && now.flags & PLAN_NEXT)
+            kd_copy_out_ready();
         from ^= 1;
+        now = later;
         kd_sync_first<KD_GPU_WORKERS>();
+    }
+    if constexpr (STEPS::raw) {
+        if (q.second)
+            keep_raw(m.cost, from, EDGES >> (MASKED && (now.flags & PLAN_IN)), t, m.kept);
+        kd_copy_out_done();
+    } else {
+        for (int k = 0; q.second && k < (STEPS::pair ? 1 : m.tiles); k++)
+            keep(m.cost + k, from, EDGES >> (MASKED && (now.flags & PLAN_IN)), t, false,
+                 kd_bits_h2(0), m.kept + m.room * k, m.room);
     }
 }
 
@@ -205,34 +280,41 @@ template <class TEAM> KD_DEV int cheapest(const TEAM &m, int k, int edges, uint3
     return (int)least_of(s, 1);
 }
 
-/* A pass of the workers. count is a multiple of KD_SEARCH_LOWER, so the costs end in buffer 0. */
+/* A pass of the workers. The first has a multiple of KD_SEARCH_LOWER positions, so its costs end in
+ * buffer 0. */
 template <class STEPS, int BASE, bool MASKED, class TEAM>
 KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps, const TEAM &m, pass q, int t)
 {
     const uint32_t v = q.second ? CAPS : ZERO;
-
     for (int k = 0; k < (STEPS::pair ? 1 : m.tiles); k++)
-        for (int e = t; e < (int)sizeof m.cost->of[0] / 16; e += KD_GPU_WORKERS)
-            *((uint4 *)m.cost[k].of[0] + e) = make_uint4(v, v, v, v);
+        m.cost[k].fill(t, v);
     kd_sync_first<KD_GPU_WORKERS>();
+    make_plan<STEPS::pair>(a, m, q, t);
     if (q.second) {
-        if (t < m.tiles)
-            m.set(0, t, m.tile[t].end[q.which], 0x6400);
-        kd_sync_first<KD_GPU_WORKERS>();
+        unsigned bits = 0;
+        for (int p = 0; p < a.segment; p++)
+            bits += kd_rate_bits_at(a.rate, (unsigned)p);
+        const unsigned edges =
+            65536u >> (MASKED ? kd_rate_bits_at(a.rate, (unsigned)a.segment) : BASE);
+        for (int k = 0; k < m.tiles; k++)
+            for (unsigned x = (unsigned)t; x < 1u << bits; x += KD_GPU_WORKERS)
+                m.set(0, k, (int)(((unsigned)m.tile[k].end[q.which] << bits | x) & (edges - 1)),
+                      0x6400u + m.tile[k].open[q.which][x]);
+        if (STEPS::raw)
+            kd_copy_out_ready();
     }
+    kd_sync_first<KD_GPU_WORKERS>();
     run_positions<STEPS, BASE, MASKED>(a, steps, m, q, t);
     for (int k = 0; k < m.tiles; k++) {
         tile_shared *s = m.tile + k;
-        const uint32_t least = least_of(s, 0);
-        if (t == 0)
-            s->low[m.buffer][q.count / KD_SEARCH_LOWER - 1] = (int16_t)(least - 0x6400u);
         if (q.second) {
-            if (t == 0) {
-                s->good[q.which] = s->good[q.which] && m.get(0, k, s->end[q.which]) < CAP;
+            if (t == 0)
                 s->from[m.buffer] = s->end[q.which];
-            }
             continue;
         }
+        const uint32_t least = least_of(s, 0);
+        if (t == 0)
+            s->low[m.buffer][2 * a.seam / KD_SEARCH_LOWER - 1] = (int16_t)(least - 0x6400u);
         const int edge = cheapest(
             m, k, 65536 >> (MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)a.seam) : BASE), least,
             t);
@@ -255,7 +337,13 @@ KD_DEV int64_t tile_at(const uint32_t *list, int64_t i)
 KD_DEV pass pass_at(const kd_gpu_search_args &a, int64_t n)
 {
     const bool second = (n & 2) != 0;
-    return {(int)(n & 1), second ? 0 : 256 - a.seam, second ? 256 : 2 * a.seam, second};
+    return {(int)(n & 1),
+            second ? 0 : 256 - a.seam,
+            second ? a.segment : 0,
+            second ? 256 - a.segment : 2 * a.seam,
+            second ? a.segment : 0,
+            second ? 256 : a.seam,
+            second};
 }
 template <int TILES> KD_DEV int64_t passes_of(int64_t mine)
 {
@@ -303,7 +391,7 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
         if (!is_vain(s, tiles, q, last) && tiles)
             run_pass<STEPS, BASE, MASKED>(
                 a, steps,
-                team<(65536 >> BASE), STEPS::pair>{b->cost, s, tiles, buffer,
+                team<(65536 >> BASE), STEPS::pair>{b->cost, s, b->plan, tiles, buffer,
                                                    kept + buffer * TILES * room, room},
                 q, t);
         kd_sync_block();
@@ -336,8 +424,9 @@ KD_DEV void run_walkers(const kd_gpu_search_args &a,
                 continue;
             }
             const unsigned edge = walk<STEPS, BASE, MASKED, WALKERS>(
-                a, grid, s, kept + (buffer * TILES + k) * room, q, buffer, k, lane,
-                q.second ? a.states + 256 * tile : nullptr);
+                a, grid, s,
+                STEPS::raw ? kept + buffer * TILES * room + k : kept + (buffer * TILES + k) * room,
+                q, buffer, k, lane, q.second ? a.states + 256 * tile : nullptr);
             if (lane == 0 && !q.second)
                 s->end[q.which] = (int)edge;
             if (lane == 0 && q.second)
@@ -387,7 +476,7 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
         STEPS steps;
         for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
             const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
-            steps.begin(a, grid.grid, level, t);
+            steps.begin(a, grid.grid, t);
             run_workers<STEPS, BASE, MASKED, TILES>(a, steps, s, grid, level ? again : nullptr,
                                                     mine, level + 1 == KD_SEARCH_LEVELS, t);
             if (t == 0)
@@ -415,8 +504,8 @@ static inline int64_t kd_gpu_search_shared(struct kd_rate r, int tiles, bool pai
 {
     using namespace kd_trellis;
     const int64_t edges = 65536 >> r.base;
-    return (pair ? edges / 4096 * BLOCK * 8 : edges * 4 * tiles) +
-           tiles * (int64_t)sizeof(tile_shared);
+    return (pair ? edges / 4096 * BLOCK * 8 : edges * (edges <= 4096 ? 8 : 4) * tiles) +
+           tiles * (int64_t)sizeof(tile_shared) + 258 * (int64_t)sizeof(position_plan);
 }
 
 #endif

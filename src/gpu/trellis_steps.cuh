@@ -23,18 +23,18 @@ struct kd_gpu_search_args {
     uint32_t *again;     /* [tiles], tiles to be searched again */
     int64_t tiles;       /* less than 2^32 */
     struct kd_rate rate;
-    const int16_t *value; /* [KD_SEARCH_LEVELS][65536] on the grids; rates over 4 bits only */
     enum kd_codebook codebook;
     int seam;    /* positions on either side of the seam in the first pass, a multiple of 8 */
     int segment; /* positions */
 };
 
-/* Most positions of a segment, so that FREE_BITS suffice wherever it lies. */
+/* Most positions of a segment, so that FREE_BITS suffice wherever it lies: a pass's segments are
+ * counted from its end, a multiple of 8. */
 static inline int kd_gpu_search_segment(struct kd_rate r)
 {
     for (int n = 10; n > 1; n--) {
         int most = 0;
-        for (int first = 0; first < 256; first += n) {
+        for (int first = 0; first < 16; first += n & -n) {
             int bits = 0;
             for (int p = first; p < first + n; p++)
                 bits += (int)kd_rate_bits_at(r, (unsigned)p + 1);
@@ -55,8 +55,9 @@ constexpr uint32_t CAPS = CAP * 0x10001u, NONE = 0x7c007c00u;
 
 /* Costs of a position's edges and of the next one's, as half floats 1024 + cost: of one tile, or of
  * a PAIR of tiles, the first one's in the low half of a word. A pair's words lie so that neither a
- * thread's loads nor its stores meet a bank twice. */
-template <int EDGES, bool PAIR> struct alignas(16) edge_costs {
+ * thread's loads nor its stores meet a bank twice. FINE, over 4 bits: 64 times the cost and a half,
+ * an integer. */
+template <int EDGES, bool PAIR, bool FINE = !PAIR && EDGES <= 4096> struct alignas(16) edge_costs {
     uint16_t of[2][EDGES];
 
     static KD_DEV int place(int edge)
@@ -71,14 +72,20 @@ template <int EDGES, bool PAIR> struct alignas(16) edge_costs {
     {
         of[from][edge] = (uint16_t)bits;
     }
+    KD_DEV void fill(int t, uint32_t twice)
+    {
+        for (int e = t; e < (int)sizeof of[0] / 16; e += KD_GPU_WORKERS)
+            *((uint4 *)of[0] + e) = make_uint4(twice, twice, twice, twice);
+    }
 };
-enum { HALF = 2048 + 16, BLOCK = 2 * HALF }; /* words of a pair's 2,048 and 4,096 edges */
-template <int EDGES> struct alignas(16) edge_costs<EDGES, true> {
+enum { QUARTER = 1024 + 8, BLOCK = 4 * QUARTER }; /* words of a pair's 1,024 and 4,096 edges */
+template <int EDGES> struct alignas(16) edge_costs<EDGES, true, false> {
     uint32_t of[2][EDGES / 4096 * BLOCK];
 
     static KD_DEV int place(int edge)
     {
-        return (edge >> 12) * BLOCK + (edge >> 2 & 1) * HALF + (edge >> 3 & 511) * 4 + (edge & 3);
+        return (edge >> 12) * BLOCK + (edge >> 3 & 1) * 2 * QUARTER + (edge >> 2 & 1) * QUARTER +
+               (edge >> 4 & 255) * 4 + (edge & 3);
     }
     KD_DEV uint32_t get(int from, int tile, int edge) const
     {
@@ -88,6 +95,33 @@ template <int EDGES> struct alignas(16) edge_costs<EDGES, true> {
     {
         ((uint16_t *)&of[from][place(edge)])[tile] = (uint16_t)bits;
     }
+    KD_DEV void fill(int t, uint32_t twice)
+    {
+        for (int e = t; e < (int)sizeof of[0] / 16; e += KD_GPU_WORKERS)
+            *((uint4 *)of[0] + e) = make_uint4(twice, twice, twice, twice);
+    }
+};
+
+template <int EDGES> struct alignas(16) edge_costs<EDGES, false, true> {
+    int32_t of[2][EDGES];
+
+    static KD_DEV int32_t sum_of(uint32_t bits)
+    {
+        return ((int32_t)(bits - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
+    }
+    KD_DEV uint32_t get(int from, int, int edge) const
+    {
+        return 0x6400u + (uint32_t)(of[from][edge] >> KD_SEARCH_SHIFT);
+    }
+    KD_DEV void set(int from, int, int edge, uint32_t bits)
+    {
+        of[from][edge] = sum_of(bits);
+    }
+    KD_DEV void fill(int t, uint32_t bits)
+    {
+        for (int e = t; e < EDGES; e += KD_GPU_WORKERS)
+            set(0, 0, e, bits & 0xffffu);
+    }
 };
 
 /* The rest of what a block has of a tile. [2]: of both groups in turns, or of a pass and the one
@@ -95,6 +129,7 @@ template <int EDGES> struct alignas(16) edge_costs<EDGES, true> {
 struct alignas(16) tile_shared {
     uint16_t walk[1 << (KD_GPU_FREE_BITS - 1)]; /* costs of the states looked at again */
     uint8_t branch[2][1 << KD_GPU_FREE_BITS]; /* their branches, of a segment and the one before */
+    uint16_t open[2][1 << KD_GPU_FREE_BITS];  /* costs after a second pass's first segment */
     uint32_t target[2][256];                  /* as STEPS has them */
     uint32_t least[2][KD_GPU_WORKERS / 32];   /* of each warp, by the buffer of its costs */
     int16_t low[2][16];                       /* subtracted */
@@ -103,9 +138,24 @@ struct alignas(16) tile_shared {
     bool good[2];
 };
 
+/* What the workers do at a position, made before the pass: the little that happens between two
+ * barriers besides arithmetic is paid at every one of them. */
+enum {
+    PLAN_KEEP = 1,  /* the costs before it are kept */
+    PLAN_FIX = 2,   /* what is least is subtracted from them */
+    PLAN_TRACK = 4, /* what is least after it is looked for */
+    PLAN_NEXT = 8,  /* the costs after it are kept */
+    PLAN_IN = 16,   /* one bit more than the rate's base comes in; goes out */
+    PLAN_OUT = 32
+};
+struct position_plan {
+    uint32_t target, flags; /* target: of a pair */
+};
+
 template <int EDGES, int TILES, bool PAIR> struct alignas(16) block_shared {
     edge_costs<EDGES, PAIR> cost[PAIR ? 1 : TILES];
     tile_shared tile[TILES];
+    position_plan plan[256 + 2];
 };
 
 /* A state's value on the grid: kd_search_value(grid, kd_codebook_f16(codebook, state)), by the
@@ -214,8 +264,8 @@ template <int N> KD_DEV kd_h2 least_among(const kd_h2 *x)
 /* One position of one tile, in a register two adjacent states. low: subtracted from the costs
  * before it, where FIX; TRACK: the least of all comes back. */
 template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, false> *c, int from,
-                  kd_h2 w, int lane, kd_h2 low, kd_h2 least)
+KD_DEV kd_h2 step_lane(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, false> *c,
+                       int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
 {
     constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
 
@@ -248,6 +298,17 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, 
     return least;
 }
 
+template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4],
+                  edge_costs<EDGES, false> *c, int from, kd_h2 w, int t, kd_h2 low, kd_h2 least)
+{
+#pragma unroll
+    for (int i = 0; i < KD_GPU_EACH; i++)
+        least = step_lane<IN, OUT, FIX, TRACK>(table[i], c, from, w, t + i * KD_GPU_WORKERS, low,
+                                               least);
+    return least;
+}
+
 /* Where a thread's in-edges of row 0 lie in a pair's costs, how far on row n's; how many they are.
  */
 template <int IN> struct pair_in {
@@ -255,41 +316,67 @@ template <int IN> struct pair_in {
 
     static KD_DEV int first(int t)
     {
-        return IN == 2   ? (t >> 1 & 1) * HALF + (t >> 2) * 4 + (t & 1) * 2
-               : IN == 3 ? (t >> 2 & 1) * HALF + (t >> 3) * 4 + (t & 3)
-                         : (t >> 3 & 1) * HALF + (t >> 4) * 4 + (t >> 1 & 3);
+        const int e = IN == 2 ? 2 * t : IN == 3 ? t : t >> 1;
+        return (e >> 3 & 1) * 2 * QUARTER + (e >> 2 & 1) * QUARTER + (e >> 4) * 4 + (e & 3);
     }
     static KD_DEV constexpr int row(int n)
     {
-        return IN == 2   ? (n >> 2) * BLOCK + (n & 3) * 512
-               : IN == 3 ? (n >> 3) * BLOCK + (n & 7) * 256
-                         : n * 128;
+        return IN == 2   ? (n >> 2) * BLOCK + (n & 3) * 256
+               : IN == 3 ? (n >> 3) * BLOCK + (n & 7) * 128
+                         : n * 64;
     }
 };
 
-/* One position of a pair of tiles, in a register a state of both. */
-template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
-KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, true> *costs,
-                  int from, kd_h2 w, int lane, kd_h2 low, kd_h2 least)
-{
-    constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
-    const uint32_t *in = costs->of[from] + pair_in<IN>::first(lane);
-    uint32_t *to = costs->of[from ^ 1] + 4 * lane;
+/* In-edges of group g of a position's states, as words of both tiles. */
+template <int IN, int OUT> struct pair_group {
+    static constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
+    uint32_t word[BRANCHES][2];
 
-#pragma unroll
-    for (int j = 0; j < GROUPS; j++) {
-        kd_h2 before[BRANCHES][2];
+    KD_DEV void load(const uint32_t *in, int g)
+    {
+        in += g / GROUPS * (2 * KD_GPU_WORKERS >> IN);
 #pragma unroll
         for (int b = 0; b < BRANCHES; b++) {
-            const uint32_t *row = in + pair_in<IN>::row(b * GROUPS + j);
+            const uint32_t *row = in + pair_in<IN>::row(b * GROUPS + g % GROUPS);
             if (pair_in<IN>::words == 2) {
                 const uint2 u = *(const uint2 *)row;
-                before[b][0] = kd_bits_h2(FIX ? lowered(u.x, low) : u.x);
-                before[b][1] = kd_bits_h2(FIX ? lowered(u.y, low) : u.y);
+                word[b][0] = u.x;
+                word[b][1] = u.y;
             } else {
-                before[b][0] = before[b][1] = kd_bits_h2(FIX ? lowered(*row, low) : *row);
+                word[b][0] = word[b][1] = *row;
             }
         }
+    }
+    KD_DEV void lower(kd_h2 low)
+    {
+#pragma unroll
+        for (int b = 0; b < BRANCHES; b++) {
+            word[b][0] = lowered(word[b][0], low);
+            word[b][1] = pair_in<IN>::words == 2 ? lowered(word[b][1], low) : word[b][0];
+        }
+    }
+};
+
+/* One position of a pair of tiles, in a register a state of both. A group's costs are loaded before
+ * the one in front is stored, which the compiler would not do. */
+template <int IN, int OUT, bool FIX, bool TRACK, int EDGES>
+KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4],
+                  edge_costs<EDGES, true> *costs, int from, kd_h2 w, int t, kd_h2 low, kd_h2 least)
+{
+    constexpr int GROUPS = KD_GPU_TABLE_ROWS >> OUT, BRANCHES = 1 << OUT;
+    const uint32_t *in = costs->of[from] + pair_in<IN>::first(t);
+    uint32_t *to = costs->of[from ^ 1] + (t & 1) * 2 * QUARTER + (t >> 1) * 4;
+    pair_group<IN, OUT> later;
+
+    later.load(in, 0);
+#pragma unroll
+    for (int g = 0; g < KD_GPU_EACH * GROUPS; g++) {
+        const int j = g % GROUPS, each = g / GROUPS;
+        pair_group<IN, OUT> before = later;
+        if (g + 1 < KD_GPU_EACH * GROUPS)
+            later.load(in, g + 1);
+        if (FIX)
+            before.lower(low);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint4 out;
@@ -299,16 +386,16 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, 
                 kd_h2 x[BRANCHES];
 #pragma unroll
                 for (int b = 0; b < BRANCHES; b++) {
-                    const kd_h2 v = table[b * GROUPS + j][2 * half + q / 2];
+                    const kd_h2 v = table[each][b * GROUPS + j][2 * half + q / 2];
                     const kd_h2 d = q % 2 ? kd_h2_high_sub(v, w) : kd_h2_low_sub(v, w);
-                    x[b] = kd_h2_fma(d, d, before[b][IN == 2 ? half : 0]);
+                    x[b] = kd_h2_fma(d, d, kd_bits_h2(before.word[b][IN == 2 ? half : 0]));
                 }
                 o[q] = kd_h2_bits(least_among<BRANCHES>(x));
             }
             if (TRACK)
                 least = kd_h2_min(kd_h2_min(least, kd_h2_min(kd_bits_h2(out.x), kd_bits_h2(out.y))),
                                   kd_h2_min(kd_bits_h2(out.z), kd_bits_h2(out.w)));
-            *(uint4 *)(to + j * BLOCK + half * HALF) = out;
+            *(uint4 *)(to + j * BLOCK + half * QUARTER + each * 2 * KD_GPU_WORKERS) = out;
         }
     }
     return least;
@@ -316,13 +403,12 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_TABLE_ROWS][4], edge_costs<EDGES, 
 
 /* Up to 4 bits a position: the values in registers, half floats. */
 template <int BASE, bool MASKED, bool PAIR> struct half_steps {
-    static constexpr bool pair = PAIR;
+    static constexpr bool pair = PAIR, raw = PAIR && KD_COPY_OUT;
     static constexpr int MORE = BASE + MASKED;
     kd_h2 table[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4];
 
-    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, int t)
     {
-        (void)level;
 #pragma unroll
         for (int i = 0; i < KD_GPU_EACH * KD_GPU_TABLE_ROWS * 4; i++) {
             const int row = i / 4 % KD_GPU_TABLE_ROWS,
@@ -349,12 +435,7 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     KD_DEV void position(edge_costs<EDGES, PAIR> *c, tile_shared *s, int from, kd_h2 w, int t,
                          kd_h2 low) const
     {
-        kd_h2 least = kd_bits_h2(NONE);
-
-#pragma unroll
-        for (int i = 0; i < KD_GPU_EACH; i++)
-            least =
-                step<IN, OUT, FIX, TRACK>(table[i], c, from, w, t + i * KD_GPU_WORKERS, low, least);
+        const kd_h2 least = step<IN, OUT, FIX, TRACK>(table, c, from, w, t, low, kd_bits_h2(NONE));
         if (!TRACK)
             return;
         const uint32_t a = kd_h2_bits(least) & 0xffffu, b = kd_h2_bits(least) >> 16;
@@ -379,16 +460,27 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     }
 };
 
-/* Over 4 bits: integers, the values in memory; a thread's edges have all their branches. */
-struct fine_steps {
-    static constexpr bool pair = false;
-    const int16_t *value;
+/* Over 4 bits: integers, the values in registers, two in each. A thread has all branches of its
+ * edges, which are adjacent; of a rate between two bits in two places, half the edges apart, which
+ * are the same edges where one bit more goes out. */
+template <int BASE, bool MASKED> struct fine_steps {
+    static constexpr bool pair = false, raw = false;
+    static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, PLACES = MASKED ? 2 : 1,
+                         EACH = OWN / PLACES, WORDS = 32768 / KD_GPU_WORKERS;
+    static_assert(EACH >= 1, "an edge in each place");
+    uint32_t table[WORDS]; /* value n: edge n % EACH of place n / EACH % PLACES, branch n / OWN */
 
-    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
+    static KD_DEV uint32_t state_of(int n, int t)
     {
-        (void)grid;
-        (void)t;
-        value = a.value + 65536 * level;
+        return (uint32_t)(n / OWN << (16 - BASE) | n / EACH % PLACES << (15 - BASE) |
+                          (EACH * t + n % EACH));
+    }
+    KD_DEV void begin(const kd_gpu_search_args &a, float grid, int t)
+    {
+#pragma unroll
+        for (int i = 0; i < WORDS; i++)
+            table[i] = ((uint32_t)(int)value_of(a.codebook, grid, state_of(2 * i, t)) & 0xffffu) |
+                       (uint32_t)(int)value_of(a.codebook, grid, state_of(2 * i + 1, t)) << 16;
     }
     static KD_DEV uint32_t target_of(int w)
     {
@@ -398,105 +490,55 @@ struct fine_steps {
     {
         return (int)bits;
     }
-    template <bool FIX, bool TRACK, int EDGES>
-    KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
-                    kd_h2 low, int in, int out) const
+    template <int IN, int OUT, bool TRACK, int EDGES>
+    KD_DEV void position(edge_costs<EDGES, false> *c, tile_shared *s, int from, int w, int t) const
     {
-        const int edges = 65536 >> out, w = (int)target;
+        constexpr int SUMS = OUT == BASE ? OWN : EACH;
+        const int32_t *in = c->of[from] + (EACH * KD_GPU_WORKERS <= 1 << IN ? 0 : EACH * t >> IN);
+        int best[SUMS], before = 0;
         uint32_t least = NONE & 0xffffu;
 
-        for (int e = t; e < edges; e += KD_GPU_WORKERS) {
-            int best = (KD_SEARCH_CAP << KD_SEARCH_SHIFT) + (1 << KD_SEARCH_SHIFT);
-#pragma unroll 8
-            for (int b = 0; b < 1 << out; b++) {
-                const int state = b << (16 - out) | e;
-                uint32_t before = c->of[from][state >> in];
-                if (FIX)
-                    before = lowered(before, low) & 0xffffu;
-                const int d = value[state] - w;
-                const int sum = d * d + ((int)(before - 0x6400u) << KD_SEARCH_SHIFT) +
-                                (1 << (KD_SEARCH_SHIFT - 1));
-                best = sum < best ? sum : best;
-            }
-            const uint32_t cost = cost_of(best);
-            c->of[from ^ 1][e] = (uint16_t)cost;
+#pragma unroll
+        for (int q = 0; q < SUMS; q++)
+            best[q] = (KD_SEARCH_CAP + 1) << KD_SEARCH_SHIFT;
+#pragma unroll
+        for (int n = 0; n < 2 * WORDS; n++) {
+            if (n % EACH == 0)
+                before = in[(n / OWN << (16 - BASE - IN)) +
+                            (MASKED ? n / EACH % PLACES << (MASKED ? 15 - BASE - IN : 0) : 0)];
+            const int d = n % 2 ? kd_high_plus(table[n / 2], w) : kd_low_plus(table[n / 2], w);
+            const int sum = d * d + before;
+            best[n % SUMS] = sum < best[n % SUMS] ? sum : best[n % SUMS];
+        }
+#pragma unroll
+        for (int q = 0; q < SUMS; q++) {
+            const uint32_t cost = cost_of(best[q]);
+            c->of[from ^ 1][(q / EACH << (15 - BASE)) + EACH * t + q % EACH] = c->sum_of(cost);
             least = cost < least ? cost : least;
         }
         if (TRACK)
             leave_least(s, from ^ 1, t, least);
-    }
-};
-
-/* 5 to 7 bits throughout: integers too, the values in registers, two in each. A thread has all
- * branches of its adjacent edges, which share their in-edges. */
-template <int BASE> struct wide_steps {
-    static constexpr bool pair = false;
-    static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, BRANCHES = 1 << BASE,
-                         WORDS = 32768 / KD_GPU_WORKERS;
-    static_assert(OWN > 1, "edges in pairs");
-    uint32_t table[WORDS]; /* of branch b, edges in pairs */
-
-    static KD_DEV uint32_t state_of(int b, int edge)
-    {
-        return (uint32_t)(b << (16 - BASE) | edge);
-    }
-    KD_DEV void begin(const kd_gpu_search_args &a, float grid, unsigned level, int t)
-    {
-        (void)level;
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            const uint32_t low = state_of(2 * i / OWN, OWN * t + 2 * i % OWN);
-            table[i] = ((uint32_t)(int)value_of(a.codebook, grid, low) & 0xffffu) |
-                       (uint32_t)(int)value_of(a.codebook, grid, low + 1) << 16;
-        }
-    }
-    static KD_DEV uint32_t target_of(int w)
-    {
-        return (uint32_t)w;
-    }
-    static KD_DEV int target_back(uint32_t bits)
-    {
-        return (int)bits;
-    }
-    /* 64 times the cost of branch b's in-edge, and a half. */
-    template <bool FIX, int EDGES>
-    static KD_DEV int before(const edge_costs<EDGES, false> *c, int from, kd_h2 low, int b, int t)
-    {
-        uint32_t cost = c->of[from][(b << (16 - 2 * BASE)) + (OWN * t >> BASE)];
-        if (FIX)
-            cost = lowered(cost, low) & 0xffffu;
-        return ((int)(cost - 0x6400u) << KD_SEARCH_SHIFT) + (1 << (KD_SEARCH_SHIFT - 1));
     }
     template <bool FIX, bool TRACK, int EDGES>
     KD_DEV void run(edge_costs<EDGES, false> *c, tile_shared *s, int from, uint32_t target, int t,
                     kd_h2 low, int in, int out) const
     {
         const int w = -(int)target;
-        int best[OWN];
-        uint32_t least = NONE & 0xffffu;
 
-        (void)in;
-        (void)out;
-#pragma unroll
-        for (int q = 0; q < OWN; q++)
-            best[q] = (KD_SEARCH_CAP << KD_SEARCH_SHIFT) + (1 << KD_SEARCH_SHIFT);
-#pragma unroll
-        for (int i = 0; i < WORDS; i++) {
-            const int d0 = kd_low_plus(table[i], w), d1 = kd_high_plus(table[i], w);
-            const int q = 2 * i % OWN, cost = before<FIX>(c, from, low, 2 * i / OWN, t);
-            int sum = d0 * d0 + cost;
-            best[q] = sum < best[q] ? sum : best[q];
-            sum = d1 * d1 + cost;
-            best[q + 1] = sum < best[q + 1] ? sum : best[q + 1];
+        if (FIX) {
+            kd_sync_first<KD_GPU_WORKERS>(); /* they may be on their way to where they are kept */
+            for (int e = t; e < 65536 >> in; e += KD_GPU_WORKERS)
+                c->set(from, 0, e, lowered(c->get(from, 0, e), low) & 0xffffu);
+            kd_sync_first<KD_GPU_WORKERS>();
         }
-#pragma unroll
-        for (int q = 0; q < OWN; q++) {
-            const uint32_t cost = cost_of(best[q]);
-            c->of[from ^ 1][OWN * t + q] = (uint16_t)cost;
-            least = cost < least ? cost : least;
-        }
-        if (TRACK)
-            leave_least(s, from ^ 1, t, least);
+        if (!MASKED || (in == BASE && out == BASE))
+            position<BASE, BASE, TRACK>(c, s, from, w, t);
+        else if (in == BASE)
+            position<BASE, BASE + MASKED, TRACK>(c, s, from, w, t);
+        else if (out == BASE)
+            position<BASE + MASKED, BASE, TRACK>(c, s, from, w, t);
+        else
+            position<BASE + MASKED, BASE + MASKED, TRACK>(c, s, from, w, t);
     }
 };
 

@@ -6,10 +6,17 @@
 
 #include "gpu/trellis_steps.cuh"
 
-/* Halves of device memory a block keeps for one pass of one tile, and for both groups. */
+/* Halves of device memory a block keeps for one pass of one tile, and for both groups. A pair's
+ * costs are kept as they lie in shared memory. */
+KD_HD static inline int64_t kd_gpu_search_kept_edges(struct kd_rate r)
+{
+    return (65536 >> r.base) / 4096 * (int64_t)kd_trellis::BLOCK > (65536 >> r.base)
+               ? (65536 >> r.base) / 4096 * (int64_t)kd_trellis::BLOCK
+               : 65536 >> r.base;
+}
 KD_HD static inline int64_t kd_gpu_search_pass(struct kd_rate r, int segment)
 {
-    return (int64_t)((255 + segment) / segment) * (65536 >> r.base);
+    return (int64_t)((255 + segment) / segment) * kd_gpu_search_kept_edges(r);
 }
 KD_HD static inline int64_t kd_gpu_search_kept(struct kd_rate r, int segment)
 {
@@ -19,42 +26,75 @@ KD_HD static inline int64_t kd_gpu_search_kept(struct kd_rate r, int segment)
 namespace kd_trellis
 {
 
-/* Costs are kept in this order, so that those a walk reads at a time lie side by side: they have
- * their last bits in common. */
+/* The costs of one tile are kept in such an order that those a walk reads at a time, which have
+ * their last bits in common, lie side by side; those of a pair as they lie in shared memory. */
 enum { KEPT_ROWS = 16 };
-template <int EDGES> KD_DEV int kept_place(int edge)
-{
-    return edge % KEPT_ROWS * (EDGES / KEPT_ROWS) + edge / KEPT_ROWS;
-}
+template <int EDGES, bool RAW> struct kept_costs {
+    static constexpr int halves = EDGES; /* of all tiles there are */
+    static KD_DEV int place(int edge)
+    {
+        return edge % KEPT_ROWS * (EDGES / KEPT_ROWS) + edge / KEPT_ROWS;
+    }
+};
+template <int EDGES> struct kept_costs<EDGES, true> {
+    static constexpr int halves = EDGES / 4096 * BLOCK * 2;
+    static KD_DEV int place(int edge)
+    {
+        return 2 * edge_costs<EDGES, true>::place(edge);
+    }
+};
 
-/* The pass a tile is in: which of the two groups, its first position, how many, and whether it is
- * the second. */
+/* The pass a tile is in: which of the two groups, its first position; which of its positions the
+ * workers run (from first_run, before stop); and whether it is the second. The walk goes back
+ * through the ring's positions begin to end, in segments counted from the end.
+ *
+ * A second pass starts at one edge, so that few states are possible in its first segment: the costs
+ * after it come from the walkers (walk_open). It ends at the same edge, so that few matter in its
+ * last segment: there the walk is enough. */
 struct pass {
-    int which, first, count;
+    int which, first, first_run, stop, begin, end;
     bool second;
 };
 
+/* Number, from the end, of the segment that position p begins; whether it begins one. */
+KD_DEV int segment_at(const kd_gpu_search_args &a, pass q, int p)
+{
+    return (q.end - p + a.segment - 1) / a.segment - 1;
+}
+KD_DEV bool is_kept(const kd_gpu_search_args &a, pass q, int p)
+{
+    return p == q.begin || (p > q.begin && p < q.end && (q.end - p) % a.segment == 0);
+}
+
 /* The walk: what one position of a segment needs. */
 struct walk_step {
-    const uint16_t *kept; /* costs at the segment's beginning, for its first position */
-    unsigned kept_shift, kept_low;
+    /* For the first position: costs at the segment's beginning, from which `before` is still to be
+     * subtracted; without: 0 at edge `start` alone. */
+    const uint16_t *kept;
+    unsigned kept_shift, kept_low, start;
+    int before;
     unsigned edges, free, known; /* states have `free` bits above and the bits `known` below */
     int w, low;                  /* target; what was subtracted after the position */
     float grid;
 };
 
 /* Cost before state y, and with it. */
-template <bool FIRST, int EDGES>
+template <bool FIRST, class KEPT>
 KD_DEV unsigned walk_before(const tile_shared *s, const walk_step &q, unsigned y)
 {
-    return FIRST ? kd_load_once(q.kept + kept_place<EDGES>((int)(y << q.kept_shift | q.kept_low)))
-                 : s->walk[y];
+    if (!FIRST)
+        return s->walk[y];
+    const unsigned edge = y << q.kept_shift | q.kept_low;
+    unsigned cost = edge == q.start ? 0x6400u : CAP;
+    if (q.kept)
+        cost = kd_load_once(q.kept + KEPT::place((int)edge));
+    return cost;
 }
 template <bool FIRST, kd_codebook CB>
 KD_DEV int walk_sum(const walk_step &q, unsigned cost, unsigned y)
 {
     if (FIRST)
-        cost = cost < CAP ? cost - 0x6400u : (unsigned)KD_SEARCH_CAP;
+        cost = cost < CAP ? cost - 0x6400u - (unsigned)q.before : (unsigned)KD_SEARCH_CAP;
     return kd_search_add((int)cost, (int)value_in<CB>(q.grid, y << (16 - q.free) | q.known) - q.w);
 }
 KD_DEV void walk_end(tile_shared *s, const walk_step &q, unsigned x, int cost, unsigned at,
@@ -65,7 +105,7 @@ KD_DEV void walk_end(tile_shared *s, const walk_step &q, unsigned x, int cost, u
 }
 
 /* Up to 3 bits: a thread has all branches of an edge, of several where it can. */
-template <int C, bool FIRST, kd_codebook CB, int EDGES, int WALKERS>
+template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
 KD_DEV void walk_alone(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
 {
     constexpr unsigned BRANCHES = 1u << C;
@@ -78,7 +118,7 @@ KD_DEV void walk_alone(tile_shared *s, const walk_step &q, int lane, uint8_t *br
 #pragma unroll
             for (unsigned b = 0; b < BRANCHES; b++)
                 if (x0 + m * WALKERS < q.edges)
-                    cost[m][b] = walk_before<FIRST, EDGES>(s, q, b * q.edges + x0 + m * WALKERS);
+                    cost[m][b] = walk_before<FIRST, KEPT>(s, q, b * q.edges + x0 + m * WALKERS);
 #pragma unroll
         for (unsigned m = 0; m < MANY; m++) {
             const unsigned x = x0 + m * WALKERS;
@@ -99,7 +139,7 @@ KD_DEV void walk_alone(tile_shared *s, const walk_step &q, int lane, uint8_t *br
 
 /* From 4 bits on, where there are fewer edges than lanes: a group of lanes shares an edge's
  * branches. */
-template <int C, bool FIRST, kd_codebook CB, int EDGES, int WALKERS>
+template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
 KD_DEV void walk_shared(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
 {
     constexpr unsigned BRANCHES = 1u << C, GROUP = C == 4 ? 16 : 32, EACH = BRANCHES / GROUP,
@@ -120,7 +160,7 @@ KD_DEV void walk_shared(tile_shared *s, const walk_step &q, int lane, uint8_t *b
             for (unsigned e = 0; e < EACH; e++) {
                 const unsigned x = first + m * SLOTS + slot;
                 if (x < q.edges)
-                    cost[m][e] = walk_before<FIRST, EDGES>(s, q, (b0 + e * GROUP) * q.edges + x);
+                    cost[m][e] = walk_before<FIRST, KEPT>(s, q, (b0 + e * GROUP) * q.edges + x);
             }
 #pragma unroll
         for (unsigned m = 0; m < MANY; m++) {
@@ -150,13 +190,13 @@ KD_DEV void walk_shared(tile_shared *s, const walk_step &q, int lane, uint8_t *b
 
 /* The best of the 2^C branches into each of the out-edges, the lowest among equals. All loads come
  * first, since the costs that were kept are far away. */
-template <int C, bool FIRST, kd_codebook CB, int EDGES, int WALKERS>
+template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
 KD_DEV void walk_position(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
 {
     if constexpr (C <= 3)
-        walk_alone<C, FIRST, CB, EDGES, WALKERS>(s, q, lane, branch);
+        walk_alone<C, FIRST, CB, KEPT, WALKERS>(s, q, lane, branch);
     else
-        walk_shared<C, FIRST, CB, EDGES, WALKERS>(s, q, lane, branch);
+        walk_shared<C, FIRST, CB, KEPT, WALKERS>(s, q, lane, branch);
 }
 
 /* One segment, positions first..last, back from the out-edge of `last`; the in-edge of `first`. A
@@ -165,12 +205,12 @@ KD_DEV void walk_position(tile_shared *s, const walk_step &q, int lane, uint8_t 
 template <class STEPS, int BASE, bool MASKED, int WALKERS, kd_codebook CB>
 KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_shared *s,
                              const uint16_t *kept, pass q, int buffer, int first, int last,
-                             unsigned edge, int team, int lane, uint16_t *states)
+                             int number, unsigned edge, int team, int lane, uint16_t *states)
 {
     const unsigned end = kd_rate_bits_at(a.rate, (unsigned)last + 1),
                    begin = kd_rate_bits_at(a.rate, (unsigned)first);
-    constexpr int EDGES = 65536 >> BASE;
-    uint8_t *branch = s->branch[first / a.segment % 2];
+    using KEPT = kept_costs<(65536 >> BASE), STEPS::raw>;
+    uint8_t *branch = s->branch[number % 2];
     unsigned free = 0, base = 0;
 
     for (int p = first; p <= last; p++)
@@ -178,11 +218,16 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_share
     const unsigned all = free;
     for (int p = first; p <= last; p++) {
         const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1);
+        /* The last position of a second pass is walked only: what would be subtracted after it
+         * does not matter. */
         const int i = (p - q.first) & 255;
-        const bool lowered = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1;
+        const bool lowered = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 && i < 255;
+        const bool raw = STEPS::raw && i % KD_SEARCH_LOWER == 0 && i > 0;
         const walk_step k = {kept,
                              16 - all - begin,
                              edge >> (all - end + begin),
+                             (unsigned)s->end[q.which],
+                             raw ? s->low[buffer][i / KD_SEARCH_LOWER - 1] : 0,
                              1u << (free - c),
                              free,
                              edge >> (free - end),
@@ -190,13 +235,13 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_share
                              lowered ? s->low[buffer][i / KD_SEARCH_LOWER] : 0,
                              grid};
         if (p == first && (!MASKED || c == BASE))
-            walk_position<BASE, true, CB, EDGES, WALKERS>(s, k, lane, branch + base);
+            walk_position<BASE, true, CB, KEPT, WALKERS>(s, k, lane, branch + base);
         else if (p == first)
-            walk_position<BASE + MASKED, true, CB, EDGES, WALKERS>(s, k, lane, branch + base);
+            walk_position<BASE + MASKED, true, CB, KEPT, WALKERS>(s, k, lane, branch + base);
         else if (!MASKED || c == BASE)
-            walk_position<BASE, false, CB, EDGES, WALKERS>(s, k, lane, branch + base);
+            walk_position<BASE, false, CB, KEPT, WALKERS>(s, k, lane, branch + base);
         else
-            walk_position<BASE + MASKED, false, CB, EDGES, WALKERS>(s, k, lane, branch + base);
+            walk_position<BASE + MASKED, false, CB, KEPT, WALKERS>(s, k, lane, branch + base);
         kd_sync_team<WALKERS>(team);
         base += k.edges;
         free -= c;
@@ -213,22 +258,51 @@ KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_share
     return (x << (16 - all) | edge >> (all - end)) >> begin;
 }
 
+/* Costs after the first segment of a second pass, which starts at `edge`: s->open, by the edges'
+ * last bits. */
+template <class STEPS, int WALKERS, kd_codebook CB>
+KD_DEV void walk_open(const kd_gpu_search_args &a, float grid, tile_shared *s, pass q,
+                      unsigned edge, int team, int lane)
+{
+    unsigned bits = 0;
+
+    for (int p = 0; p < a.segment; p++) {
+        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p);
+        const bool other = (a.segment - 1 - p) % 2; /* never all 2^FREE_BITS edges */
+        const uint16_t *from = other ? s->open[q.which] : s->walk;
+        uint16_t *to = other ? s->walk : s->open[q.which];
+        const int w = STEPS::target_back(s->target[q.which][p]);
+        bits += c;
+        for (unsigned x = (unsigned)lane; x < 1u << bits; x += WALKERS) {
+            const unsigned state = (edge << bits | x) & 0xffffu;
+            const int sum = kd_search_add(p ? from[x >> c] : 0, (int)value_in<CB>(grid, state) - w);
+            to[x] = (uint16_t)(sum < KD_SEARCH_CAP ? sum : (int)KD_SEARCH_CAP);
+        }
+        kd_sync_team<WALKERS>(team);
+    }
+}
+
 /* Back through a pass of one tile; the in-edge of position 0. */
 template <class STEPS, int BASE, bool MASKED, int WALKERS, kd_codebook CB>
 KD_DEV unsigned walk_in(const kd_gpu_search_args &a, float grid, tile_shared *s,
                         const uint16_t *kept, pass q, int buffer, int team, int lane,
                         uint16_t *states)
 {
-    constexpr int EDGES = 65536 >> BASE;
+    constexpr int64_t HALVES = kept_costs<(65536 >> BASE), STEPS::raw>::halves;
     unsigned edge = (unsigned)s->from[buffer];
 
-    for (int end = q.second ? 256 : a.seam; end > 0;) {
-        const int first = (end - 1) / a.segment * a.segment;
+    for (int end = q.end, number = 0; end > 0; number++) {
+        const bool open = end == q.begin;
+        const int first = open ? 0 : end - a.segment > q.begin ? end - a.segment : q.begin;
         edge = walk_segment<STEPS, BASE, MASKED, WALKERS, CB>(
-            a, grid, s, kept + (int64_t)(first / a.segment) * EDGES, q, buffer, first, end - 1,
+            a, grid, s, open ? nullptr : kept + number * HALVES, q, buffer, first, end - 1, number,
             edge, team, lane, states);
+        if (q.second && number == 0 && lane == 0) /* who wrote it */
+            s->good[q.which] = s->good[q.which] && s->walk[0] < KD_SEARCH_CAP;
         end = first;
     }
+    if (!q.second)
+        walk_open<STEPS, WALKERS, CB>(a, grid, s, q, edge, team, lane);
     return edge;
 }
 

@@ -427,6 +427,22 @@ KD_DEV void kd_copy_group(void)
 template <int later> KD_DEV void kd_copy_wait(void)
 {
 }
+#ifndef KD_COPY_OUT
+#define KD_COPY_OUT true
+#endif
+KD_DEV void kd_copy_out_ready(void)
+{
+}
+KD_DEV void kd_copy_out(void *to, const void *shared, int bytes)
+{
+    memcpy(to, shared, (size_t)bytes);
+}
+KD_DEV void kd_copy_out_read(void)
+{
+}
+KD_DEV void kd_copy_out_done(void)
+{
+}
 KD_DEV void kd_prefetch(const void *)
 {
 }

@@ -1,5 +1,10 @@
 /* The trellis search on a device against the one of this machine's CPU, and its speed. Without a
- * device: 77, a skip. */
+ * device: 77, a skip.
+ *
+ *     gpu_search_device [TILES [RATE[,SEAM[,BLOCKS]]]...]
+ *
+ * The tiles that are timed (1,056 and more fill a device), the rates that are wanted instead of
+ * all: bits, positions on either side of the seam, multiprocessors. */
 extern "C" {
 #include "gpu/gpu.h"
 #include "kern/kern.h"
@@ -74,6 +79,25 @@ static int run_one(struct kd_gpu *g, const struct kd_kern *k, struct run r, int6
     return bad != 0;
 }
 
+/* Rates by name. */
+static int run_named(struct kd_gpu *g, const struct kd_kern *k, char **name, int names,
+                     int64_t tiles)
+{
+    int bad = 0;
+
+    for (int i = 0; i < names; i++) {
+        double bits = 0;
+        int seam = 128, blocks = 0;
+        if (sscanf(name[i], "%lf,%d,%d", &bits, &seam, &blocks) < 1 || bits < 1 || bits > 8) {
+            fprintf(stderr, "%s: no rate\n", name[i]);
+            return 1;
+        }
+        bad |= run_one(g, k, {(unsigned)(16 * bits), KD_CB_MUL1, seam}, tiles, 64, blocks);
+    }
+    kd_gpu_close(g);
+    return bad;
+}
+
 int main(int argc, char **argv)
 {
     static const struct run runs[] = {
@@ -100,6 +124,8 @@ int main(int argc, char **argv)
     }
     printf("%s, %d multiprocessors, %d.%d\n", kd_gpu_facts(g)->name, kd_gpu_facts(g)->sms,
            kd_gpu_facts(g)->major, kd_gpu_facts(g)->minor);
+    if (argc > 2)
+        return run_named(g, &k, argv + 2, argc - 2, tiles);
     for (const struct run &r : runs)
         bad |= run_one(g, &k, r, tiles, 64, 0);
     /* As a small device would run it. */
