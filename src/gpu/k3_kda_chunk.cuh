@@ -21,9 +21,9 @@ enum {
     WALK_SLICES = KD_GPU_K3_DIM / WALK_COLUMNS,
     WALK_THREADS = 128,
     WALK_TILES = WALK_COLUMNS / 8,
-    WALK_LD = WALK_COLUMNS + 2, /* two more: other banks */
     HALF = CHUNK / 2,
-    BLOCK = 16 /* tokens that meet pair by pair */
+    BLOCK = 16,
+    NEAR = 8 /* tokens that meet pair by pair */
 };
 
 /* What a head's chunk needs, in floats from its start. */
@@ -59,21 +59,17 @@ KD_DEV float *chunk_work(const kd_gpu_k3_kda &a, int64_t number, int64_t h)
     return a.work + (number * a.heads + h) * WORK_FLOATS;
 }
 
-/* The convolution of one channel at row t. */
-KD_DEV float conv_at(const float *x, const float *taps, const float *state, int64_t channels,
-                     int64_t at, int64_t first, int64_t t)
+/* x times its sigmoid, and a log decay of base two; both near. */
+KD_DEV float sigmoid_near(float x)
 {
-    float sum = 0;
-
-#pragma unroll
-    for (int i = 0; i < KD_GPU_K3_TAPS; i++) {
-        const int64_t row = t - (KD_GPU_K3_TAPS - 1) + i;
-        const float in = row >= first ? x[row * channels + at]
-                                      : state[(row - first + KD_GPU_K3_TAPS - 1) * channels];
-        const float part = taps[i] * in;
-        sum = i ? sum + part : part;
-    }
-    return kd_silu1(sum);
+    const float e = kd_exp_near(-fabsf(x));
+    return kd_div_near(x < 0 ? e : 1.0f, 1.0f + e);
+}
+KD_DEV float chunk_log(const kd_gpu_k3_kda &a, float z, float dt, float ea)
+{
+    const float log2e = 1.4426950408889634f;
+    return a.bounded ? sigmoid_near((z + dt) * ea) * (a.lower_bound * log2e)
+                     : kda_log(a, z, dt, ea) * log2e;
 }
 
 /* A value as two of tf32: what their products leave out of one of fp32 is 2^-21 of it. */
@@ -102,14 +98,19 @@ struct tf32_rows {
         }
     }
 };
-struct tf32_columns {
-    tf32_pair first, second;
+struct alignas(16) tf32_columns {
+    uint32_t high[2], low[2];
 };
+KD_DEV tf32_columns tf32_columns_of(float a, float b)
+{
+    const tf32_pair p = tf32_pair_of(a), q = tf32_pair_of(b);
+    return {{p.high, q.high}, {p.low, q.low}};
+}
 KD_DEV void add_product(float (&sum)[4], const tf32_rows &a, const tf32_columns &b)
 {
-    kd_mma_tf32(sum, a.low, b.first.high, b.second.high);
-    kd_mma_tf32(sum, a.high, b.first.low, b.second.low);
-    kd_mma_tf32(sum, a.high, b.first.high, b.second.high);
+    kd_mma_tf32(sum, a.low, b.high[0], b.high[1]);
+    kd_mma_tf32(sum, a.high, b.low[0], b.low[1]);
+    kd_mma_tf32(sum, a.high, b.high[0], b.high[1]);
 }
 
 struct alignas(16) chunk_shared {
@@ -171,10 +172,11 @@ KD_DEV void chunk_tokens(const kd_gpu_k3_kda &a, const kd_gpu_k3_seg &seg, int64
 #pragma unroll
         for (int n = 0; n < AHEAD; n++) {
             const int r = half * HALF + i + n, to = chunk_at(r, c);
-            s->q[to] = q.next(in[n][0]);
-            s->k[to] = k.next(in[n][1]);
-            w[WORK_V + r * D + c] = s->beta[r] * v.next(in[n][2]);
-            s->f[to] = kda_log(a, in[n][3], dt, ea);
+            const float qs = q.sum(in[n][0]), ks = k.sum(in[n][1]), vs = v.sum(in[n][2]);
+            s->q[to] = qs * sigmoid_near(qs);
+            s->k[to] = ks * sigmoid_near(ks);
+            w[WORK_V + r * D + c] = s->beta[r] * vs * sigmoid_near(vs);
+            s->f[to] = chunk_log(a, in[n][3], dt, ea);
         }
     }
 }
@@ -201,40 +203,41 @@ KD_DEV void chunk_norm(chunk_shared *s, int r)
     }
 }
 
-/* A warp's token and those before it in its block of 16, one by one. */
+/* A warp's token and those before it in its eight, one by one. What lies right of it in its block
+ * of 16 is nothing. */
 KD_DEV void chunk_near(const chunk_shared *s, int i, float *w)
 {
-    const int lane = kd_thread() % 32, before = i % BLOCK;
-    float q[CHUNK_LANE], k[CHUNK_LANE], sum[CHUNK_LANE] = {}, v[2 * BLOCK] = {};
+    const int lane = kd_thread() % 32, before = i % NEAR, right = BLOCK - 1 - i % BLOCK;
+    float q[CHUNK_LANE], k[CHUNK_LANE], sum[CHUNK_LANE] = {}, v[2 * NEAR] = {};
 
 #pragma unroll
     for (int m = 0; m < CHUNK_LANE; m++) {
         const int at = chunk_at(i, lane + 32 * m);
         q[m] = s->q[at];
         k[m] = s->k[at];
-        v[2 * BLOCK - 1] = fmaf(q[m], k[m], v[2 * BLOCK - 1]);
+        v[2 * NEAR - 1] = fmaf(q[m], k[m], v[2 * NEAR - 1]);
     }
 #pragma unroll
-    for (int n = 0; n < BLOCK - 1; n++) {
+    for (int n = 0; n < NEAR - 1; n++) {
         if (n >= before)
             continue;
 #pragma unroll
         for (int m = 0; m < CHUNK_LANE; m++) {
             const int c = lane + 32 * m;
             sum[m] += s->f[chunk_at(i - n, c)];
-            const float e = s->k[chunk_at(i - n - 1, c)] * kd_exp_near(sum[m]);
+            const float e = s->k[chunk_at(i - n - 1, c)] * kd_exp2_near(sum[m]);
             v[2 * n] = fmaf(k[m], e, v[2 * n]);
             v[2 * n + 1] = fmaf(q[m], e, v[2 * n + 1]);
         }
     }
     const float x = lane_sums(v, lane);
-    const int j = lane == 31 ? i : i - 1 - lane / 2;
+    const int j = lane == 2 * NEAR - 1 ? i : i - 1 - lane / 2;
     if (lane / 2 < before && lane % 2 == 0)
         w[WORK_T + i * CHUNK + j] = s->beta[i] * x;
-    if (lane == 31 || (lane / 2 < before && lane % 2))
+    if (lane == 2 * NEAR - 1 || (lane / 2 < before && lane % 2))
         w[WORK_QK + i * CHUNK + j] = x;
-    if (lane < BLOCK && lane > before)
-        w[WORK_QK + i * CHUNK + i - before + lane] = 0.0f;
+    if (lane < right)
+        w[WORK_QK + i * CHUNK + i + 1 + lane] = 0.0f;
 }
 
 /* Logs of decays of a thread's channel in half a chunk. */
@@ -256,7 +259,7 @@ struct chunk_logs {
 #pragma unroll
         for (int r = 0; r < HALF; r++)
             sum += g[r];
-        return kd_exp_near(sum);
+        return kd_exp2_near(sum);
     }
     /* What decays from the chunk's start and to its end; factors of the pairs of both halves. */
     KD_DEV void far(chunk_shared *s, float *w) const
@@ -268,7 +271,7 @@ struct chunk_logs {
         for (int r = 0; r < HALF; r++) {
             const int row = half * HALF + r, at = chunk_at(row, c);
             sum += g[r];
-            const float e = kd_exp_near(sum), from = half ? e * other : e;
+            const float e = kd_exp2_near(sum), from = half ? e * other : e;
             w[WORK_K + row * D + c] = s->beta[row] * s->k[at] * from;
             w[WORK_Q + row * D + c] = s->q[at] * from;
             if (half)
@@ -278,7 +281,7 @@ struct chunk_logs {
 #pragma unroll
         for (int r = HALF - 1; r >= 0; r--) {
             const int row = half * HALF + r, at = chunk_at(row, c);
-            const float x = s->k[at] * kd_exp_near(sum);
+            const float x = s->k[at] * kd_exp2_near(sum);
             sum += g[r];
             w[WORK_LEFT + row * D + c] = half ? x : x * other;
             if (!half)
@@ -287,58 +290,77 @@ struct chunk_logs {
         if (half)
             w[WORK_DECAY + c] = s->decay[0][c] * s->decay[1][c];
     }
-    /* Factors of the pairs of two blocks of 16. */
-    KD_DEV void middle(chunk_shared *s) const
+    /* Factors of the pairs of N tokens and the N before them. */
+    template <int N> KD_DEV void factors(chunk_shared *s) const
     {
-        float sum = 0;
 #pragma unroll
-        for (int r = BLOCK - 1; r >= 0; r--) {
-            const int at = chunk_at(half * HALF + r, c);
-            s->f[at] = s->k[at] * kd_exp_near(sum);
-            sum += g[r];
-        }
-        sum = 0;
+        for (int from = 0; from < HALF; from += 2 * N) {
+            float sum = 0;
 #pragma unroll
-        for (int r = BLOCK; r < HALF; r++) {
-            sum += g[r];
-            s->f[chunk_at(half * HALF + r, c)] = kd_exp_near(sum);
+            for (int r = from + N - 1; r >= from; r--) {
+                const int at = chunk_at(half * HALF + r, c);
+                s->f[at] = s->k[at] * kd_exp2_near(sum);
+                sum += g[r];
+            }
+            sum = 0;
+#pragma unroll
+            for (int r = from + N; r < from + 2 * N; r++) {
+                sum += g[r];
+                s->f[chunk_at(half * HALF + r, c)] = kd_exp2_near(sum);
+            }
         }
     }
 };
 
-/* Pairs of 16 tokens from i on (x: their queries or keys) and eight from j on. */
-KD_DEV void chunk_product(float (&sum)[4], const chunk_shared *s, const float *x, int i, int j)
+/* Pairs of eight tokens from j on and two times eight of their own: of x's rows from i on, y's from
+ * l on. */
+KD_DEV void chunk_product(float (&sum)[4], const chunk_shared *s, const float *x, int i,
+                          const float *y, int l, int j)
 {
     const int lane = kd_thread() % 32, g = lane / 4, t = lane % 4 * 4;
 
 #pragma unroll 2
     for (int c = 0; c < KD_GPU_K3_DIM; c += 16) {
-        const int at[2] = {chunk_at(i + g, c + t), chunk_at(i + g + 8, c + t)};
+        const int at[2] = {chunk_at(i + g, c + t), chunk_at(l + g, c + t)};
         float4 u[2];
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const float4 a = *(const float4 *)(x + at[n]), b = *(const float4 *)(s->f + at[n]);
+            const float4 a = *(const float4 *)((n ? y : x) + at[n]),
+                         b = *(const float4 *)(s->f + at[n]);
             u[n] = make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
         }
-        const float4 y = *(const float4 *)(s->f + chunk_at(j + g, c + t));
-        add_product(sum, tf32_rows(u[0].x, u[1].x, u[0].y, u[1].y),
-                    {tf32_pair_of(y.x), tf32_pair_of(y.y)});
-        add_product(sum, tf32_rows(u[0].z, u[1].z, u[0].w, u[1].w),
-                    {tf32_pair_of(y.z), tf32_pair_of(y.w)});
+        const float4 z = *(const float4 *)(s->f + chunk_at(j + g, c + t));
+        add_product(sum, tf32_rows(u[0].x, u[1].x, u[0].y, u[1].y), tf32_columns_of(z.x, z.y));
+        add_product(sum, tf32_rows(u[0].z, u[1].z, u[0].w, u[1].w), tf32_columns_of(z.z, z.w));
     }
 }
+/* Keys' or queries' pairs with tokens before, two of a lane. */
+KD_DEV void chunk_put(const chunk_shared *s, bool keys, int row, int column, float a, float b,
+                      float *w)
+{
+    const float by = keys ? s->beta[row] : 1.0f;
+    *(float2 *)(w + (keys ? WORK_T : WORK_QK) + row * CHUNK + column) = make_float2(by * a, by * b);
+}
+/* Sixteen tokens from i on, eight from j on. */
 KD_DEV void chunk_pairs(const chunk_shared *s, int i, int j, bool keys, float *w)
 {
     const int lane = kd_thread() % 32, row = i + lane / 4, column = j + lane % 4 * 2;
-    float *to = w + (keys ? WORK_T : WORK_QK) + row * CHUNK + column;
+    const float *x = keys ? s->k : s->q;
     float sum[4] = {};
 
-    chunk_product(sum, s, keys ? s->k : s->q, i, j);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float by = keys ? s->beta[row + 8 * h] : 1.0f;
-        *(float2 *)(to + 8 * h * CHUNK) = make_float2(by * sum[2 * h], by * sum[2 * h + 1]);
-    }
+    chunk_product(sum, s, x, i, x, i + 8, j);
+    chunk_put(s, keys, row, column, sum[0], sum[1], w);
+    chunk_put(s, keys, row + 8, column, sum[2], sum[3], w);
+}
+/* Eight tokens from i on, queries and keys, and the eight before them. */
+KD_DEV void chunk_eights(const chunk_shared *s, int i, float *w)
+{
+    const int lane = kd_thread() % 32, row = i + lane / 4, column = i - NEAR + lane % 4 * 2;
+    float sum[4] = {};
+
+    chunk_product(sum, s, s->q, i, s->k, i, i - NEAR);
+    chunk_put(s, false, row, column, sum[0], sum[1], w);
+    chunk_put(s, true, row, column, sum[2], sum[3], w);
 }
 
 /* (I + L)^-1 in place of L: blocks of 16 column by column, then -T L T' of what lies below two of
@@ -445,28 +467,46 @@ KD_KERNEL void KD_BOUNDS(CHUNK_THREADS, 2)
     for (int keys = 0; keys < 2; keys++)
         chunk_pairs(s, HALF + warp % 2 * BLOCK, warp / 2 * 8, keys, w);
     kd_sync_block();
-    logs.middle(s);
+    logs.factors<BLOCK>(s);
     kd_sync_block();
     chunk_pairs(s, warp % 2 * HALF + BLOCK, warp % 2 * HALF + warp / 2 % 2 * 8, warp / 4, w);
+    kd_sync_block();
+    logs.factors<NEAR>(s);
+    kd_sync_block();
+    if (warp < CHUNK / BLOCK)
+        chunk_eights(s, warp * BLOCK + NEAR, w);
     kd_sync_block();
     chunk_invert(w, s);
 }
 
-struct alignas(16) walk_shared {
-    /* The state; what the tokens' values lack; what they add. */
-    float S[KD_GPU_K3_DIM][WALK_LD], x[CHUNK][WALK_LD], v[CHUNK][WALK_LD];
+/* Factors of products: the state, of two key channels each; of two tokens each, what their values
+ * lack, then what they add. */
+struct walk_shared {
+    tf32_columns S[KD_GPU_K3_DIM / 2][WALK_COLUMNS], x[CHUNK / 2][WALK_COLUMNS];
 };
+/* Of eight columns, two rows and four rows after them lie in other banks. */
+KD_DEV int walk_at(int pair, int column)
+{
+    return column ^ (pair & 6);
+}
+/* A lane's two columns of two adjacent rows. */
+KD_DEV void walk_put(tf32_columns (*to)[WALK_COLUMNS], int pair, int column, const float (&x)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        to[pair][walk_at(pair, column + i)] = tf32_columns_of(x[i], x[2 + i]);
+}
 
 /* Sixteen inputs of a product at a time: lane 4 g + t has 4 t .. 4 t + 3, of which step s takes
- * 2 s and 2 s + 1. */
+ * 2 s and 2 s + 1. The tile's rows g and g + 8 are 2 g and 2 g + 1. */
 struct walk_rows {
     float4 r[2];
 
     KD_DEV void load(const float *x, int64_t ld, int lane)
     {
-        const float *at = x + lane / 4 * ld + lane % 4 * 4;
+        const float *at = x + lane / 4 * 2 * ld + lane % 4 * 4;
         r[0] = *(const float4 *)at;
-        r[1] = *(const float4 *)(at + 8 * ld);
+        r[1] = *(const float4 *)(at + ld);
     }
     KD_DEV tf32_rows step(int s) const
     {
@@ -474,22 +514,20 @@ struct walk_rows {
                  : tf32_rows(r[0].x, r[1].x, r[0].y, r[1].y);
     }
 };
-KD_DEV tf32_columns walk_columns(const float (*y)[WALK_LD], int s, int n, int lane)
+KD_DEV tf32_columns walk_columns(const tf32_columns (*y)[WALK_COLUMNS], int i, int s, int n,
+                                 int lane)
 {
-    const float *at = y[lane % 4 * 4 + 2 * s] + 8 * n + lane / 4;
-    return {tf32_pair_of(at[0]), tf32_pair_of(at[WALK_LD])};
+    const int pair = lane % 4 * 2 + s;
+    return y[8 * i + pair][8 * n + walk_at(pair, lane / 4)];
 }
 
-/* sum += 16 rows of x times y, `steps` times 16 inputs. */
-KD_DEV void walk_add(float (&sum)[WALK_TILES][4], const float *x, int64_t ld,
-                     const float (*y)[WALK_LD], int steps, int lane)
+/* sum += 16 rows of x times y, `steps` times 16 inputs; next: the first of them. */
+KD_DEV void walk_add(float (&sum)[WALK_TILES][4], walk_rows next, const float *x, int64_t ld,
+                     const tf32_columns (*y)[WALK_COLUMNS], int steps, int lane)
 {
-    walk_rows next, now;
-
-    next.load(x, ld, lane);
 #pragma unroll 1
     for (int i = 0; i < steps; i++) {
-        now = next;
+        const walk_rows now = next;
         if (i + 1 < steps)
             next.load(x + 16 * (i + 1), ld, lane);
 #pragma unroll
@@ -497,34 +535,61 @@ KD_DEV void walk_add(float (&sum)[WALK_TILES][4], const float *x, int64_t ld,
             const tf32_rows a = now.step(s);
 #pragma unroll
             for (int n = 0; n < WALK_TILES; n++)
-                add_product(sum[n], a, walk_columns(y + 16 * i, s, n, lane));
+                add_product(sum[n], a, walk_columns(y, i, s, n, lane));
         }
     }
 }
 
-/* p += K S, o += Q S of the warp's 16 tokens. */
-KD_DEV void walk_meet(float (&p)[WALK_TILES][4], float (&o)[WALK_TILES][4], const float *w, int row,
-                      const walk_shared *s, int lane)
-{
-    constexpr int D = KD_GPU_K3_DIM;
-    walk_rows next[2], now[2];
+/* A warp's 16 keys and queries of a chunk, 16 channels of them. */
+struct walk_tokens {
+    walk_rows k, q;
 
-    next[0].load(w + WORK_K + row * D, D, lane);
-    next[1].load(w + WORK_Q + row * D, D, lane);
+    KD_DEV void load(const float *w, int row, int i, int lane)
+    {
+        constexpr int D = KD_GPU_K3_DIM;
+        k.load(w + WORK_K + row * D + 16 * i, D, lane);
+        q.load(w + WORK_Q + row * D + 16 * i, D, lane);
+    }
+};
+
+/* What a warp begins a chunk with: its first channels; values, negated. */
+struct walk_first {
+    walk_tokens tokens;
+    float lack[WALK_TILES][4];
+
+    KD_DEV void load(const float *w, int row, int slice, int lane)
+    {
+        const float *v =
+            w + WORK_V + (row + lane / 4 * 2) * KD_GPU_K3_DIM + slice * WALK_COLUMNS + lane % 4 * 2;
+        tokens.load(w, row, 0, lane);
+#pragma unroll
+        for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 x = *(const float2 *)(v + h * KD_GPU_K3_DIM + 8 * n);
+                lack[n][2 * h] = -x.x;
+                lack[n][2 * h + 1] = -x.y;
+            }
+    }
+};
+
+/* p += K S, o += Q S of the warp's 16 tokens; next: the first of them. */
+KD_DEV void walk_meet(float (&p)[WALK_TILES][4], float (&o)[WALK_TILES][4], walk_tokens next,
+                      const float *w, int row, const walk_shared *s, int lane)
+{
+    constexpr int STEPS = KD_GPU_K3_DIM / 16;
+
 #pragma unroll 1
-    for (int i = 0; i < D / 16; i++) {
-        now[0] = next[0];
-        now[1] = next[1];
-        if (i + 1 < D / 16) {
-            next[0].load(w + WORK_K + row * D + 16 * (i + 1), D, lane);
-            next[1].load(w + WORK_Q + row * D + 16 * (i + 1), D, lane);
-        }
+    for (int i = 0; i < STEPS; i++) {
+        const walk_tokens now = next;
+        if (i + 1 < STEPS)
+            next.load(w, row, i + 1, lane);
 #pragma unroll
         for (int step = 0; step < 2; step++) {
-            const tf32_rows k = now[0].step(step), q = now[1].step(step);
+            const tf32_rows k = now.k.step(step), q = now.q.step(step);
 #pragma unroll
             for (int n = 0; n < WALK_TILES; n++) {
-                const tf32_columns c = walk_columns(s->S + 16 * i, step, n, lane);
+                const tf32_columns c = walk_columns(s->S, i, step, n, lane);
                 add_product(p[n], k, c);
                 add_product(o[n], q, c);
             }
@@ -553,7 +618,15 @@ struct walk_state {
                     S[i][n][2 * h + 1] = x.y;
                 }
     }
-    KD_DEV void store(float *to, int ld) const
+    KD_DEV void put(walk_shared *s) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int n = 0; n < WALK_TILES; n++)
+                walk_put(s->S, row / 2 + i, 8 * n + column, S[i][n]);
+    }
+    KD_DEV void store(float *to) const
     {
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -561,20 +634,20 @@ struct walk_state {
             for (int n = 0; n < WALK_TILES; n++)
 #pragma unroll
                 for (int h = 0; h < 2; h++)
-                    *(float2 *)(to + (row + 2 * i + h) * ld + 8 * n + column) =
+                    *(float2 *)(to + (row + 2 * i + h) * KD_GPU_K3_DIM + 8 * n + column) =
                         make_float2(S[i][n][2 * h], S[i][n][2 * h + 1]);
     }
     /* To the chunk's end: it decays, its tokens are added. */
     KD_DEV void step(const float *w, const walk_shared *s, int lane)
     {
-        constexpr int D = KD_GPU_K3_DIM;
         const float4 decay = *(const float4 *)(w + WORK_DECAY + row);
         const float d[4] = {decay.x, decay.y, decay.z, decay.w};
-        float4 next[4], now[4];
+        float4 next[4];
         auto load = [&](int i) {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                next[k] = *(const float4 *)(w + WORK_LEFT + (16 * i + lane % 4 * 4 + k) * D + row);
+                next[k] = *(const float4 *)(w + WORK_LEFT +
+                                            (16 * i + lane % 4 * 4 + k) * KD_GPU_K3_DIM + row);
         };
 
         load(0);
@@ -587,6 +660,7 @@ struct walk_state {
                     S[i][n][k] *= d[2 * i + k / 2];
 #pragma unroll 1
         for (int i = 0; i < CHUNK / 16; i++) {
+            float4 now[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 now[k] = next[k];
@@ -598,7 +672,7 @@ struct walk_state {
                     b(now[k].z, now[k].w, now[k + 1].z, now[k + 1].w);
 #pragma unroll
                 for (int n = 0; n < WALK_TILES; n++) {
-                    const tf32_columns c = walk_columns(s->v + 16 * i, k / 2, n, lane);
+                    const tf32_columns c = walk_columns(s->x, i, k / 2, n, lane);
                     add_product(S[0][n], a, c);
                     add_product(S[1][n], b, c);
                 }
@@ -607,50 +681,44 @@ struct walk_state {
     }
 };
 
-/* Two rows of a warp's 16 tokens, two columns of each tile: to shared memory or y. */
-KD_DEV void walk_put(const float (&sum)[WALK_TILES][4], float *to, int64_t ld, int lane)
+/* One chunk: outputs to y (before their norm), S to the chunk's end. b: what it begins with, then
+ * that of the chunk `after`, where there is one. What a product begins with is on its way before
+ * the barrier in front of it. */
+KD_DEV void walk_chunk(const float *w, const float *after, float *y, int64_t ldy, int slice,
+                       walk_first &b, walk_state &S, walk_shared *s)
 {
-#pragma unroll
-    for (int n = 0; n < WALK_TILES; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            *(float2 *)(to + (lane / 4 + 8 * h) * ld + 8 * n + lane % 4 * 2) =
-                make_float2(sum[n][2 * h], sum[n][2 * h + 1]);
-}
+    const int lane = kd_thread() % 32, warp = kd_thread() / 32, row = 16 * warp,
+              mine = row + lane / 4 * 2, column = lane % 4 * 2;
+    float o[WALK_TILES][4] = {};
+    walk_rows ahead;
 
-/* One chunk: outputs to y (before their norm), S to the chunk's end. */
-KD_DEV void walk_chunk(const float *w, float *y, int64_t ldy, int slice, walk_state &S,
-                       walk_shared *s)
-{
-    constexpr int D = KD_GPU_K3_DIM;
-    const int lane = kd_thread() % 32, warp = kd_thread() / 32, row = 16 * warp;
-    const float *v = w + WORK_V + (row + lane / 4) * D + slice * WALK_COLUMNS + lane % 4 * 2;
-    float p[WALK_TILES][4] = {}, o[WALK_TILES][4] = {};
-    float2 value[WALK_TILES][2];
-
+    walk_meet(b.lack, o, b.tokens, w, row, s, lane);
+    ahead.load(w + WORK_T + row * CHUNK, CHUNK, lane);
 #pragma unroll
-    for (int n = 0; n < WALK_TILES; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            value[n][h] = *(const float2 *)(v + 8 * h * D + 8 * n);
-    walk_meet(p, o, w, row, s, lane);
-#pragma unroll
-    for (int n = 0; n < WALK_TILES; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            p[n][2 * h] = value[n][h].x - p[n][2 * h];
-            p[n][2 * h + 1] = value[n][h].y - p[n][2 * h + 1];
-        }
-    walk_put(p, s->x[row], WALK_LD, lane);
+    for (int n = 0; n < WALK_TILES; n++) {
+        const float lack[4] = {-b.lack[n][0], -b.lack[n][1], -b.lack[n][2], -b.lack[n][3]};
+        walk_put(s->x, mine / 2, 8 * n + column, lack);
+    }
     kd_sync_block();
     float add[WALK_TILES][4] = {};
-    walk_add(add, w + WORK_T + row * CHUNK, CHUNK, s->x, warp + 1, lane);
-    walk_put(add, s->v[row], WALK_LD, lane);
+    walk_add(add, ahead, w + WORK_T + row * CHUNK, CHUNK, s->x, warp + 1, lane);
+    ahead.load(w + WORK_QK + row * CHUNK, CHUNK, lane);
     kd_sync_block();
-    walk_add(o, w + WORK_QK + row * CHUNK, CHUNK, s->v, warp + 1, lane);
-    walk_put(o, y + row * ldy, ldy, lane);
+#pragma unroll
+    for (int n = 0; n < WALK_TILES; n++)
+        walk_put(s->x, mine / 2, 8 * n + column, add[n]);
+    kd_sync_block();
+    walk_add(o, ahead, w + WORK_QK + row * CHUNK, CHUNK, s->x, warp + 1, lane);
+#pragma unroll
+    for (int n = 0; n < WALK_TILES; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *(float2 *)(y + (mine + h) * ldy + 8 * n + column) =
+                make_float2(o[n][2 * h], o[n][2 * h + 1]);
     S.step(w, s, lane);
-    S.store(&s->S[0][0], WALK_LD);
+    S.put(s);
+    if (after)
+        b.load(after, row, slice, lane);
     kd_sync_block();
 }
 
@@ -676,20 +744,18 @@ KD_KERNEL void KD_BOUNDS(WALK_THREADS, 3)
         return;
     float *S = seg.kda + a.state + h * D * D + slice * WALK_COLUMNS;
     walk_state state;
+    walk_first begin;
     state.load(S, me / 32, me % 32);
-    state.store(&s->S[0][0], WALK_LD);
+    state.put(s);
+    begin.load(chunk_work(a, number, h), me / 32 * 16, slice, me % 32);
     kd_sync_block();
     for (int64_t i = 0; i < n; i++) {
-        /* The next chunk on its way: these blocks' parts of it, a line each time. */
-        const float *next = chunk_work(a, number + i + 1, h);
-        for (int at = 32 * (slice * WALK_THREADS + me); i + 1 < n && at < WORK_FLOATS;
-             at += 32 * WALK_SLICES * WALK_THREADS)
-            kd_prefetch(next + at);
-        walk_chunk(chunk_work(a, number + i, h),
+        const float *w = chunk_work(a, number + i, h);
+        walk_chunk(w, i + 1 < n ? w + a.heads * WORK_FLOATS : nullptr,
                    a.y + (first + i * CHUNK) * channels + h * D + slice * WALK_COLUMNS, channels,
-                   slice, state, s);
+                   slice, begin, state, s);
     }
-    state.store(S, D);
+    state.store(S);
     if (slice)
         return;
     /* The last raw rows, oldest first; a thread a channel. */

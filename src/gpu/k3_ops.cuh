@@ -391,18 +391,22 @@ struct conv_channel {
         for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++)
             x[i + 1] = state[i * channels];
     }
-    KD_DEV float next(float in)
+    KD_DEV float sum(float in)
     {
-        float sum;
+        float all;
 #pragma unroll
         for (int i = 0; i < KD_GPU_K3_TAPS - 1; i++)
             x[i] = x[i + 1];
         x[KD_GPU_K3_TAPS - 1] = in;
-        sum = w[0] * x[0];
+        all = w[0] * x[0];
 #pragma unroll
         for (int i = 1; i < KD_GPU_K3_TAPS; i++)
-            sum += w[i] * x[i];
-        return kd_silu1(sum);
+            all += w[i] * x[i];
+        return all;
+    }
+    KD_DEV float next(float in)
+    {
+        return kd_silu1(sum(in));
     }
     KD_DEV void store(float *state, int64_t channels) const
     {
