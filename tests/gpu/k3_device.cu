@@ -452,13 +452,17 @@ static double copy_rate(void)
     return 2e-3 * (double)bytes / us;
 }
 
-static void line(const char *what, double us, double bytes, double most, double flops)
+/* most: GB/s; peak: TFLOP/s, 0 where there is no share of it to print. */
+static void line(const char *what, double us, double bytes, double most, double flops,
+                 double peak = 0)
 {
     printf("  %-46s %8.2f us", what, us);
     if (bytes > 0)
         printf("  %7.0f GB/s (%3.0f %%)", bytes / us * 1e-3, bytes / us * 1e-1 / most);
     if (flops > 0)
         printf("  %6.2f TFLOP/s", flops / us * 1e-6);
+    if (peak > 0)
+        printf(" (%3.0f %%)", flops / us * 1e-4 / peak);
     printf("\n");
 }
 
@@ -597,15 +601,17 @@ static void time_prompts(void)
         halves.push_back(kd_f32_f16(x));
         bf16.push_back(kd_f32_bf16(0.05f * x));
     }
-    there<float> q((int64_t)4096 * HEADS * QD), gate((int64_t)4096 * CH), y((int64_t)4096 * CH);
+    there<float> q((int64_t)MOST * HEADS * QD), gate((int64_t)MOST * CH), y((int64_t)MOST * CH);
     there<uint16_t> kv_b((int64_t)HEADS * 2 * D * LORA), cache((int64_t)MOST * WIDTH);
     fill(q, few);
     fill(kv_b, bf16);
     fill(cache, halves);
     int64_t parts;
     there<float> work(kd_gpu_k3_mla_floats(true, HEADS, LORA, 4096, MOST, 0, &parts));
-    const int64_t shape[][2] = {{512, 512},   {4096, 4096},  {512, 4096},
-                                {512, 16384}, {4096, 16384}, {4096, 32768}};
+    there<float> all(kd_gpu_k3_mla_floats(true, HEADS, LORA, MOST, MOST, 0, &parts));
+    const double peak = kd_gpu_facts(gpu)->sms * 4096 * 1.98e-3; /* Hopper's, in fp16 */
+    const int64_t shape[][2] = {{512, 512},  {4096, 4096}, {16384, 16384}, {32768, 32768},
+                                {512, 4096}, {512, 16384}, {4096, 16384},  {4096, 32768}};
     for (const auto &i : shape)
         for (bool own : {false, true}) {
             const int64_t rows = i[0], n = i[1];
@@ -613,9 +619,10 @@ static void time_prompts(void)
                 continue;
             batch b({{rows, n - rows, nullptr, pages_of(cache.at, n, true)}});
             b.b.host = own ? b.b.host : nullptr;
+            const there<float> &room = rows > 4096 ? all : work;
             kd_gpu_k3_mla m = {HEADS, LORA, true,    q.at, gate.at, kv_b.at,
-                               true,  0,    work.at, 0,    y.at,    work.count};
-            kd_gpu_k3_mla_floats(true, HEADS, LORA, rows, n, work.count, &m.parts);
+                               true,  0,    room.at, 0,    y.at,    room.count};
+            kd_gpu_k3_mla_floats(true, HEADS, LORA, rows, n, room.count, &m.parts);
             char what[64];
             snprintf(what, sizeof what, "MLA, %lld tokens up to %lld%s", (long long)rows,
                      (long long)n, own ? "" : ", latents");
@@ -623,7 +630,7 @@ static void time_prompts(void)
             line(what,
                  time_us([&](int) { return kd_gpu_k3_mla_run(gpu, &b.b, &m, &err); },
                          rows * n > 1 << 22 ? 2 : 5),
-                 0, 1, 2.0 * HEADS * (own ? QD + D : WIDTH + LORA) * pairs);
+                 0, 1, 2.0 * HEADS * (own ? QD + D : WIDTH + LORA) * pairs, peak);
         }
 }
 
