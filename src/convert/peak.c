@@ -283,6 +283,17 @@ static void device_bytes(const struct kd_job *j, int64_t *trunk, int64_t *expert
     }
 }
 
+/* Of the trunk, a matrix that is multiplied as it is stored. (Those of other types than the two are
+ * not multiplied on a device.) */
+static bool is_f32(const struct kd_out_tensor *t)
+{
+    return !strcmp(t->dtype_name, "F32");
+}
+static bool trunk_matrix(const struct kd_out_tensor *t)
+{
+    return t->expert < 0 && t->rows > 0; /* vectors have none */
+}
+
 /* The calibration beside it, which needs none of it: a sum of x^T x that grows, and products of a
  * block's rows. */
 static int64_t stage_on_device(const struct kd_job *j)
@@ -290,9 +301,11 @@ static int64_t stage_on_device(const struct kd_job *j)
     int64_t peak = 0;
     for (int64_t i = 0; !j->finished && i < j->rates.count; i++) {
         const struct kd_out_tensor *t = &j->rates.t[i];
-        const struct kd_gpu_source w = {
-            .type = KD_GPU_MAT_BF16, .rows = t->rows, .cols = t->cols, .ld = t->cols};
-        if (t->expert < 0 && t->rows > 0) /* vectors have none */
+        const struct kd_gpu_source w = {.type = is_f32(t) ? KD_GPU_MAT_F32 : KD_GPU_MAT_BF16,
+                                        .rows = t->rows,
+                                        .cols = t->cols,
+                                        .ld = t->cols};
+        if (trunk_matrix(t))
             peak = most(
                 peak,
                 most(kd_gpu_calib_mul_bytes(j->run->encoder, &w, j->block_T), j->trunk_bytes) +
@@ -305,10 +318,18 @@ static int64_t stage_on_device(const struct kd_job *j)
 int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
 {
     struct kd_gpu_encoder_facts f;
+    int64_t bytes = 0;
+    bool f32 = false;
     if (!j->run->encoder)
         return 0;
-    if (kd_k3_calib_bytes(j->run, &j->cfg, j->block_T, j->text->cols, &j->trunk_bytes, err))
+    for (int64_t i = 0; i < j->rates.count; i++)
+        f32 |= trunk_matrix(&j->rates.t[i]) && j->rates.t[i].layer >= 0 && is_f32(&j->rates.t[i]);
+    /* Some in F32 count as all of it; the largest of either form, as their kernels differ. */
+    if (kd_k3_calib_bytes(j->run, &j->cfg, false, j->block_T, j->text->cols, &j->trunk_bytes,
+                          err) ||
+        (f32 && kd_k3_calib_bytes(j->run, &j->cfg, true, j->block_T, j->text->cols, &bytes, err)))
         return -1;
+    j->trunk_bytes = most(j->trunk_bytes, bytes);
     kd_gpu_encoder_facts(j->run->encoder, &f);
     if (stage_on_device(j) > f.memory_bytes)
         j->trunk_bytes = 0;

@@ -210,6 +210,7 @@ int kd_k3_open(struct kd_k3_model **out, const char *dir, const struct kd_run *r
 struct kd_k3_made {
     int64_t layers;                  /* the first so many; 0: all */
     double bpw, trunk_bpw, head_bpw; /* as of a conversion; trunk and head 0: BF16 */
+    bool f32;                        /* layers' matrices of the trunk: F32 instead of BF16 */
     uint64_t seed;
 };
 int kd_k3_make(struct kd_k3_model **out, const struct kd_k3_cfg *cfg, const struct kd_k3_made *made,

@@ -172,7 +172,7 @@ void kd_k3_calib_close(struct kd_k3_calib *c)
     kd_mem_free(c);
 }
 
-int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int64_t rows,
+int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, bool f32, int64_t rows,
                       int64_t cols, int64_t *bytes, struct kd_err *err)
 {
     bool seen[2][2] = {{false}};
@@ -188,7 +188,7 @@ int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int
         if (*kind)
             continue;
         *kind = true;
-        if (kd_k3_made_layer(&L, cfg, l, err))
+        if (kd_k3_made_layer(&L, cfg, l, f32, err))
             return -1;
         if (!begin(&c, run, cfg, &L, rows, cols, &n, &why) && n > *bytes)
             *bytes = n;

@@ -39,9 +39,9 @@ int kd_k3_calib_open(struct kd_k3_calib **out, const struct kd_run *run,
                      const struct kd_k3_cfg *cfg, struct kd_k3_layer *L, int64_t rows, int64_t cols,
                      struct kd_err *err) KD_MUST;
 void kd_k3_calib_close(struct kd_k3_calib *c);
-/* Device bytes that it holds for the largest layer of a model whose trunk is BF16; 0 where the run
- * has no device in class `fast`. */
-int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, int64_t rows,
+/* Device bytes that it holds for the largest layer of a model whose trunk is BF16 or F32; 0 where
+ * the run has no device in class `fast`. */
+int kd_k3_calib_bytes(const struct kd_run *run, const struct kd_k3_cfg *cfg, bool f32, int64_t rows,
                       int64_t cols, int64_t *bytes, struct kd_err *err) KD_MUST;
 
 /* The block's stream. */

@@ -72,8 +72,8 @@ struct kd_k3_model {
     bool made;                /* by kd_k3_make */
 };
 void kd_k3_made_store_close(struct kd_store *s);
-/* A layer of that shape, all of it BF16 and without weights; its vectors are made. */
-int kd_k3_made_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c, int64_t index,
+/* A layer of that shape, all of it BF16 or F32 and without weights; its vectors are made. */
+int kd_k3_made_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c, int64_t index, bool f32,
                      struct kd_err *err) KD_MUST;
 
 struct kd_k3_seq {

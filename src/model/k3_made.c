@@ -27,6 +27,8 @@ static void trunk(struct kd_mat *m, const struct kd_k3_made *made, const char *r
                   int64_t cols)
 {
     shape(m, kd_k3_trunk_rate16(row, strlen(row), made->trunk_bpw), rows, cols);
+    if (made->f32 && m->type == KD_MAT_BF16)
+        m->type = KD_MAT_F32;
 }
 
 struct vectors {
@@ -126,10 +128,10 @@ static int make_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c,
     return 0;
 }
 
-int kd_k3_made_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c, int64_t index,
+int kd_k3_made_layer(struct kd_k3_layer *L, const struct kd_k3_cfg *c, int64_t index, bool f32,
                      struct kd_err *err)
 {
-    const struct kd_k3_made plain = {.trunk_bpw = 0};
+    const struct kd_k3_made plain = {.f32 = f32};
     return make_layer(L, c, &plain, index, err);
 }
 

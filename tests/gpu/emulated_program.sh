@@ -39,6 +39,37 @@ grep -q '"class": *"fast"' "$work/fast/kondense.json" && grep -q '"class": *"exa
 test "$(grep -c "rows=.* on=device" "$work/fast/convert.log")" -eq 12 && ! grep -q "on=cpu" "$work/fast/convert.log" ||
     fail "the trunk was not on the device: $(cat "$work/fast/convert.log")"
 cmp -s "$work/fast/model-00002-of-00003.safetensors" "$work/exact/model-00002-of-00003.safetensors" && fail "class fast did nothing"
+# A trunk in F32 takes more of the device, and the plan says so.
+python3 - "$work/src" "$work/wide" <<'END'
+import json, os, re, shutil, sys
+src, dst = sys.argv[1:]
+shutil.copytree(src, dst)
+for name in os.listdir(dst):
+    if not name.endswith(".safetensors"):
+        continue
+    data = open(f"{dst}/{name}", "rb").read()
+    n = int.from_bytes(data[:8], "little")
+    head, out = json.loads(data[8:8 + n]), bytearray()
+    for key, t in head.items():
+        if key == "__metadata__":
+            continue
+        a, b = t["data_offsets"]
+        part = data[8 + n + a:8 + n + b]
+        if t["dtype"] == "BF16" and len(t["shape"]) == 2 and re.search(r"layers[.]\d+[.]", key):
+            t["dtype"] = "F32"
+            part = b"".join(b"\0\0" + part[i:i + 2] for i in range(0, len(part), 2))
+        t["data_offsets"] = [len(out), len(out) + len(part)]
+        out += part
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    open(f"{dst}/{name}", "wb").write(len(text).to_bytes(8, "little") + text + out)
+END
+trunk_mb() {
+    "$KONDENSE" convert "$1" "$work/none" $args --lanes 1 --device cuda --calib-class fast --dry-run |
+        sed -n 's/^device: .*at most \([0-9.]*\) MB.*/\1/p'
+}
+python3 -c "import sys; sys.exit(float(sys.argv[1]) >= float(sys.argv[2]))" "$(trunk_mb "$work/src")" "$(trunk_mb "$work/wide")" ||
+    fail "F32: $(trunk_mb "$work/src") $(trunk_mb "$work/wide")"
 code=0
 "$KONDENSE" convert "$work/src" "$work/no" $args --calib-class fast 2>"$work/err" || code=$?
 test $code -eq 2 && grep -q "calib-class fast is for --device cuda" "$work/err" || fail "fast on the CPU: $code $(cat "$work/err")"
