@@ -1,4 +1,5 @@
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
@@ -259,6 +260,11 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
     if (kd_ckpt_gguf(w->ck))
         return kd_fail(err, KD_EUSAGE,
                        "%s is a GGUF; EXL3 is made of the safetensors it was made of", src);
+    for (int64_t i = 0; i < kd_ckpt_count(w->ck); i++)
+        if (kd_name_ends(kd_ckpt_at(w->ck, i)->name, "trellis"))
+            return kd_fail(err, KD_ENOTSUP,
+                           "tensor %s is EXL3, which is not encoded again: convert the original",
+                           kd_ckpt_at(w->ck, i)->name);
     if (o.latent_eps > 0)
         w->cfg.eps_latent = (float)o.latent_eps;
     return kd_cmd_encode_text(w->ck, &w->cfg, o.dry ? NULL : o.calib, o.rows, o.cols, &w->tok,

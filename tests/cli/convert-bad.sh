@@ -28,6 +28,10 @@ refuses 1 "cannot open" convert "$model" "$work/dst" --calib "$work/none.txt"
 printf 'short' >"$work/short.txt"
 refuses 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32
 
+# A model that is EXL3 already has nothing to encode: it would be copied under the name of another rate.
+"$KONDENSE" synth "$work/exl3" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json" --format exl3 >/dev/null
+refuses 1 "is EXL3.*convert the original" convert "$work/exl3" "$work/dst" --calib "$calib" --rows 2 --cols 32
+
 # A damaged shard.
 cp -r "$model" "$work/cut"
 chmod -R u+w "$work/cut"
