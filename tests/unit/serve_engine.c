@@ -282,7 +282,8 @@ static void disk(void **state)
     kd_engine_close(e);
     assert_int_equal(files_in(dir, 0), 3);
 
-    /* after a restart; then for another owner; then with another model (other eps); damaged */
+    /* after a restart; then for another owner; then with another model (other eps) or arithmetic;
+     * damaged */
     e = engine_on_nano(&o);
     turns(e, warm, cached, "me");
     for (int t = 0; t < 3; t++)
@@ -297,14 +298,16 @@ static void disk(void **state)
     kd_engine_close(e);
     assert_int_equal(files_in(dir, 0), 6);
 
-    struct kd_k3_open eps = {.eps_latent = 1e-5f};
-    o.model = &eps;
-    e = engine_on_nano(&o);
-    kd_engine_metrics(e, &m);
-    assert_int_equal(m.disk_refused, 6);
-    turns(e, warm, cached, "me");
-    assert_int_equal(cached[0], 0);
-    kd_engine_close(e);
+    static const struct kd_k3_open others[] = {{.eps_latent = 1e-5f}, {.fast = true}};
+    for (int i = 0; i < 2; i++) {
+        o.model = &others[i];
+        e = engine_on_nano(&o);
+        kd_engine_metrics(e, &m);
+        assert_int_equal(m.disk_refused, 6 + 3 * i);
+        turns(e, warm, cached, "me");
+        assert_int_equal(cached[0], 0);
+        kd_engine_close(e);
+    }
     o.model = NULL;
 
     static const int spots[] = {0, 100, 230, 600, -1};
