@@ -149,6 +149,7 @@ static int one(const struct kd_bench *b, struct forward *f, const char *name,
     kd_jw_str(b->w, "phase", name);
     kd_jw_int(b->w, "batch", f->batch);
     kd_jw_int(b->w, "tokens", work == prefill ? f->prompt : f->batch);
+    kd_jw_bool(b->w, "fast", !b->exact);
     kd_bench_put(b, "tokens_s", &s);
     if (b->screen)
         printf("%-8s %s %-4lld %9.1f tokens/s (%.1f to %.1f)\n", name,

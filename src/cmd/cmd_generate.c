@@ -100,6 +100,8 @@ static int open_tokenizer(struct job *j, const char *dir, struct kd_err *err)
         return -1;
     if (kd_file_exists(path))
         return kd_tok_open(&j->tok, dir, err);
+    if (!kd_dir_exists(dir))
+        return kd_fail(err, KD_EIO, "cannot open '%s': it is not there", dir);
     if (o.prompt)
         return kd_fail(err, KD_EINVAL, "%s is not there, so only --ids can be used", path);
     return 0;

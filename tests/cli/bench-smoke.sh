@@ -23,6 +23,7 @@ for f in encode decode forward; do
     for key in ghz median min max; do positive "$tmp/$f" $key; done
 done
 positive "$tmp/encode" candidates_per_cycle
+has "$tmp/forward" '"fast": true'
 # The error of a Gaussian source: at 2 bits about 0.068, at 2.3125 about 0.045, at any rate the same on
 # every machine and for every number of threads.
 awk '$1 == "\"mse\":" { n++; v[n] = $2 + 0 } END { exit !(n == 2 && v[1] > 0.06 && v[1] < 0.076 && v[2] > 0.038 && v[2] < 0.052) }' "$tmp/encode" ||

@@ -26,12 +26,15 @@ cmp "$tmp/a" "$tmp/b" || fail "the same seed gave another text"
 "$KONDENSE" generate "$nano" --ids 529,955 -n 20 --experts-used 1 >"$tmp/one"
 "$KONDENSE" generate "$nano" --ids 529,955 -n 20 >"$tmp/four"
 ! cmp -s "$tmp/one" "$tmp/four" || fail "--experts-used does nothing"
+# Nothing here is EXL3, which alone has fast products.
+"$KONDENSE" generate "$nano" --ids 529,955 -n 20 --exact | cmp - "$tmp/four" || fail "--exact is another text without EXL3"
 
 [ "$(code "$KONDENSE" generate "$nano" -n 3)" = 2 ] || fail "no prompt"
 [ "$(code "$KONDENSE" generate "$nano" --ids 1,x -n 3)" = 2 ] || fail "bad id"
 [ "$(code "$KONDENSE" generate "$nano" --ids 4096 -n 3)" = 2 ] || fail "id outside the vocabulary"
 [ "$(code "$KONDENSE" generate "$nano" --ids 1 --experts-used 5)" = 2 ] || fail "too many experts"
 [ "$(code "$KONDENSE" generate "$tmp/none" --ids 1)" = 1 ] || fail "no model"
+[ "$(code "$KONDENSE" generate "$tmp/none" -p hi)" = 1 ] && grep -q "none': it is not there" "$tmp/err" || fail "no model, for a text"
 # A tensor nobody knows is refused by name.
 cp -r "$nano" "$tmp/odd"
 chmod -R u+w "$tmp/odd"
