@@ -523,7 +523,8 @@ int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
     if (m->kv_lora != 128)
         return kd_fail(err, KD_ENOTSUP, "latents of 128 here");
     return then(g, [=] {
-        a.fast ? launch_mla_batch<128>(c, a, false, 0) : launch_mla<128>(mla_args_of(c, a), a.bf16, 0);
+        a.fast ? launch_mla_batch<128>(c, a, false, 0)
+               : launch_mla<128>(mla_args_of(c, a), a.bf16, 0);
     });
 }
 
