@@ -25,7 +25,8 @@ static const struct kd_opt opts[] = {
     {"name", 0, KD_OPT_STR, &o.name, "NAME", "of this host in reports (its host name)"},
     KD_OPT_ROW_DEVICE(&o.device),
     {"lanes", 0, KD_OPT_INT, &o.lanes, "N",
-     "experts side by side, each takes memory (one for 16 threads; with --device cuda 48)",
+     "experts side by side, each takes memory (one for 16 threads; with --device cuda as many as "
+     "there is room for, up to 48)",
      .min = 1, .max = KD_WORKER_LANES},
     {"source", 0, KD_OPT_STR, &o.source, "SRC",
      "own copy of the checkpoint: weights are read there when their digest is right"},
@@ -80,8 +81,9 @@ static void close_copy(struct copy *c)
     pthread_mutex_destroy(&c->lock);
 }
 
-/* Experts side by side: a device is faster the more of them there are, and an expert of K3 keeps 16
- * threads busy (kd_job_lanes has the rule for any width, which is not known here yet). */
+/* Experts side by side: a device is faster the more of them there are (how many it has room for is
+ * known when a layer is), and an expert of K3 keeps 16 threads busy (kd_job_lanes has the rule for
+ * any width, which is not known here yet). */
 static int lanes_of(const struct kd_run *run)
 {
     enum { LANE_THREADS = 16 };
@@ -120,6 +122,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                                .device = o.device,
                                .run = &with,
                                .lanes = lanes_of(&with),
+                               .fit = with.encoder && !o.lanes,
                                .stop = &kd_cmd_stop,
                                .memory_bytes = o.memory,
                                .stay = o.stay,

@@ -36,11 +36,45 @@ static void block_release(struct block *b)
     kd_mem_free(b->routed);
 }
 
-int64_t kd_expert_scratch_bytes(int64_t latent, int64_t inter, int64_t block_rows, int threads)
+struct kd_expert_room kd_expert_room_of(const struct kd_run *run, const struct kd_layer_inputs *in,
+                                        int64_t inter, const struct kd_quant_spec spec[3])
 {
-    int64_t k = (inter + 127) / 128 * 128;
-    (void)threads;
-    return 4 * block_rows * (latent + 4 * inter) + 2 * 4 * k * k;
+    const struct kd_quant_spec *most = spec;
+    struct kd_gpu_encoder_facts f;
+    for (int i = 1; i < 3; i++)
+        if (kd_rate_tile_bytes(spec[i].rate) > kd_rate_tile_bytes(most->rate))
+            most = spec + i;
+    const int64_t k = (in->latent + 127) / 128 * 128, n = (inter + 127) / 128 * 128;
+    const bool hessian = most->recipe.feedback || most->recipe.row_power > 0;
+    const struct kd_gpu_source w = {.type = KD_GPU_MAT_EXL3,
+                                    .rows = inter,
+                                    .cols = in->latent,
+                                    .rows_padded = n,
+                                    .cols_padded = k,
+                                    .rate = most->rate};
+    float some; /* only whether there is one is looked at */
+    const struct kd_gpu_inner inner = {.w1 = &w,
+                                       .w3 = &w,
+                                       .T = in->T,
+                                       .routed_h = in->weight_routed ? &some : NULL,
+                                       .routed = in->weight_routed ? in->T : 0};
+    struct kd_expert_room r = {.shared_bytes = (hessian ? 4 * k * k : 0) + 2 * in->T * in->latent,
+                               .each_bytes = kd_gpu_inner_bytes(run->encoder, &inner)};
+    for (int down = 0; down < 2; down++) {
+        const struct kd_gpu_tensor_shape t = {.k = down ? n : k,
+                                              .n = down ? k : n,
+                                              .rate = most->rate,
+                                              .cb = most->cb,
+                                              .seam = most->recipe.seam,
+                                              .square = true};
+        const int64_t bytes = kd_gpu_tensor_bytes(&t);
+        r.each_bytes = bytes > r.each_bytes ? bytes : r.each_bytes;
+    }
+    kd_gpu_encoder_facts(run->encoder, &f);
+    int64_t lanes = (f.memory_bytes - r.shared_bytes) / (r.each_bytes > 1 ? r.each_bytes : 1);
+    lanes = lanes < 1 ? 1 : lanes > KD_EXPERT_LANES ? KD_EXPERT_LANES : lanes;
+    r.lanes = f.devices * (int)lanes;
+    return r;
 }
 
 /* The weight with which token t goes to this expert; < 0: it does not. */

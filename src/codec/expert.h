@@ -37,7 +37,18 @@ int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd
                        const struct kd_layer_inputs *in, const struct kd_quant_spec spec[3],
                        struct kd_expert_out *out, struct kd_err *err) KD_MUST;
 void kd_expert_release(struct kd_expert_out *o);
-/* Bytes of scratch one call takes at most, for the printed peak. */
-int64_t kd_expert_scratch_bytes(int64_t latent, int64_t inter, int64_t block_rows, int threads);
+
+/* Memory of each of the run's devices (it has some) while experts of a layer are encoded. `in`: T,
+ * latent and weight_routed are read; the spec with the most bits counts. */
+struct kd_expert_room {
+    int64_t shared_bytes; /* the latents and their Hessian */
+    int64_t each_bytes;   /* of an expert: a tensor, or the sums over its inner rows */
+    int lanes;            /* experts that fit side by side on all devices together, one a device at
+                             least and at most KD_EXPERT_LANES: full rounds of searches while some
+                             are at linear algebra, Hessians or files (docs/performance.md) */
+};
+enum { KD_EXPERT_LANES = 48 };
+struct kd_expert_room kd_expert_room_of(const struct kd_run *run, const struct kd_layer_inputs *in,
+                                        int64_t inter, const struct kd_quant_spec spec[3]);
 
 #endif

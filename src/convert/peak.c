@@ -15,9 +15,6 @@ enum { EXL3_TOKENS = 256, WAVE_PAIRS = 1024, EXPERT_BLOCK_ROWS = 512 };
 /* Tiles that a thread searches at once, and so many such pieces of a row of tiles a thread that its
  * threads are busy nearly all the time. */
 enum { PIECE_TILES = 4, PIECES = 3 };
-/* Experts side by side on a device: so many that its searches have full rounds while some of them
- * are at their linear algebra, their Hessians or their files (docs/performance.md). */
-enum { DEVICE_LANES = 48 };
 /* What a device's driver takes of the host's memory as kernels are first used and copies staged. */
 enum { DRIVER_BYTES = 64 << 20 };
 
@@ -336,37 +333,16 @@ int kd_job_find_trunk(struct kd_job *j, struct kd_err *err)
     return 0;
 }
 
-/* An expert's inner rows; with rates up to rate16. The latents are shared. */
-static int64_t inner_on_device(const struct kd_job *j, unsigned rate16)
+/* Experts in their lanes. */
+static struct kd_expert_room experts_on_device(const struct kd_job *j)
 {
-    const struct kd_k3_cfg *c = &j->cfg;
-    const struct kd_gpu_source w = {.type = KD_GPU_MAT_EXL3,
-                                    .rows = c->moe_inter,
-                                    .cols = c->latent,
-                                    .rows_padded = kd_exl3_pad(c->moe_inter),
-                                    .cols_padded = kd_exl3_pad(c->latent),
-                                    .rate = kd_rate_from16(rate16)};
-    float some; /* only whether there is one is looked at */
-    const struct kd_gpu_inner inner = {.w1 = &w,
-                                       .w3 = &w,
-                                       .T = j->T_hess,
-                                       .routed_h = j->set.weight_routed ? &some : NULL,
-                                       .routed = j->set.weight_routed ? j->T_hess : 0};
-    return kd_gpu_inner_bytes(j->run->encoder, &inner);
-}
-
-/* What the experts' lanes share of a device's memory. */
-static int64_t shared_on_device(const struct kd_job *j)
-{
-    return latent_on_device(j) + 2 * j->T_hess * j->cfg.latent;
-}
-
-/* An expert's part of it: a tensor, or its inner rows. */
-static int64_t expert_on_device(const struct kd_job *j)
-{
-    int64_t trunk = 0, expert = 0;
-    device_bytes(j, &trunk, &expert);
-    return most(expert, inner_on_device(j, experts_rate(j)));
+    const struct kd_layer_inputs in = {
+        .T = j->T_hess, .latent = j->cfg.latent, .weight_routed = j->set.weight_routed};
+    const struct kd_quant_spec s = {.rate = kd_rate_from16(experts_rate(j)),
+                                    .cb = j->rates.wish.cb,
+                                    .recipe = j->recipe},
+                               spec[3] = {s, s, s};
+    return kd_expert_room_of(j->run, &in, j->cfg.moe_inter, spec);
 }
 
 int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
@@ -378,8 +354,10 @@ int64_t kd_job_device_bytes(const struct kd_job *jobs, int count)
         kd_gpu_encoder_facts(jobs[v].run->encoder, &f);
         device_bytes(&jobs[v], &trunk, &expert);
         int64_t lanes = (lanes_of(&jobs[v]) + f.devices - 1) / f.devices;
-        if (expert)
-            expert = shared_on_device(&jobs[v]) + lanes * expert_on_device(&jobs[v]);
+        if (expert) {
+            const struct kd_expert_room r = experts_on_device(&jobs[v]);
+            expert = r.shared_bytes + lanes * r.each_bytes;
+        }
         trunk *= KD_JOB_BESIDE;
         peak = most(peak, most(most(trunk, stage_on_device(&jobs[v])), expert));
     }
@@ -401,10 +379,7 @@ int64_t kd_job_device_least(const struct kd_job *jobs, int count)
  * this machine's free memory has room for. */
 static int64_t device_lanes(const struct kd_job *j)
 {
-    struct kd_gpu_encoder_facts f;
-    kd_gpu_encoder_facts(j->run->encoder, &f);
-    int64_t each = (f.memory_bytes - shared_on_device(j)) / most(1, expert_on_device(j));
-    int64_t lanes = f.devices * (each < 1 ? 1 : each < DEVICE_LANES ? each : DEVICE_LANES);
+    int64_t lanes = experts_on_device(j).lanes;
     int64_t here =
         most(threads_of(j), kd_mem_available_bytes() / 2 / expert_alone(j, experts_rate(j), 1));
     return here < lanes ? here : lanes;

@@ -596,6 +596,23 @@ static void say_leave(struct kd_worker *w, struct kd_client *c)
     kd_reply_release(&r);
 }
 
+/* Whether this job may begin beside those that run. Under the lock. */
+static bool has_room(const struct kd_worker *w, const struct kd_work *k)
+{
+    struct kd_inputs *in = k->inputs;
+    int running = 0;
+    if (!w->o.fit || in->wire.trunk)
+        return true;
+    if (!in->lanes) {
+        in->lanes = kd_expert_room_of(w->o.run, &in->in, in->wire.inter, k->job.spec).lanes;
+        kd_log(KD_LOG_INFO, "worker", "layer=%lld lanes=%d of=%d", (long long)k->layer, in->lanes,
+               w->o.lanes);
+    }
+    for (int i = 0; i < KD_LEDGER_HELD_MAX; i++)
+        running += w->work[i].state == KD_WORK_RUN;
+    return running < in->lanes;
+}
+
 /* Encodes until there is no more to do here. In each lane. */
 static void encode_all(const struct lane *lane, struct kd_client *c)
 {
@@ -606,6 +623,8 @@ static void encode_all(const struct lane *lane, struct kd_client *c)
         bool lost = k && k->lost, more = count(w, true) > 0;
         if (k && lost)
             release(w, k);
+        else if (k && !has_room(w, k))
+            k = NULL;
         else if (k && !kd_worker_stopping(w))
             k->state = KD_WORK_RUN;
         pthread_mutex_unlock(&w->lock);

@@ -21,6 +21,7 @@ struct kd_worker_opts {
     const struct kd_run *run;
     int lanes; /* experts side by side (1, at most KD_WORKER_LANES): for run->encoder,
                   which is faster the more there are */
+    bool fit;  /* fewer where run->encoder has no room for so many of a layer's */
     const volatile int *stop; /* set: finish or hand back, within half a minute */
     int64_t memory_bytes;     /* for weights that wait; 0: 512 MiB */
     bool stay;                /* after a run's end wait for the next one */

@@ -20,6 +20,7 @@ struct kd_inputs {
     int32_t *ids;
     float *w;
     int refs;
+    int lanes; /* experts of it side by side, once one is there; 0: not known */
 };
 
 enum kd_work_state { KD_WORK_FREE, KD_WORK_FETCH, KD_WORK_READY, KD_WORK_RUN, KD_WORK_OUT };

@@ -87,6 +87,43 @@ static int hold_no_room(const struct kd_run *cpu)
     return !held;
 }
 
+/* As many experts side by side as two devices hold; one takes what is counted for it. */
+static int hold_lanes(const struct kd_run *cpu)
+{
+    struct kd_expert_room room[5];
+    struct kd_gpu_encoder_facts f;
+    struct kd_expert_out out = {};
+    struct kd_err err;
+    calib_expert x;
+    int bad = calib_expert_make(&x, cpu, 128, 256, 150, true);
+
+    for (int i = 0; i < 5; i++) { /* all that is free; nothing; 1, 3 and 100 experts and a bit */
+        const int64_t counts[] = {0, 0, 1, 3, 100};
+        const int64_t bytes = i == 0   ? 0
+                              : i == 1 ? 1
+                                       : room->shared_bytes + room->each_bytes * counts[i] + 5;
+        struct kd_gpu_encoder *e = encoder(bytes);
+        struct kd_run run = {cpu->kern, NULL, e, false};
+        room[i] = kd_expert_room_of(&run, &x.in, 256, x.spec);
+        if (i == 2) {
+            bad += calib_expert_run(&x, &run, &out, &err);
+            kd_gpu_encoder_facts(e, &f);
+            bad += 10 * f.used_bytes < 9 * room->each_bytes || f.used_bytes > bytes;
+            kd_expert_release(&out);
+        }
+        kd_gpu_encoder_close(e);
+    }
+    const bool held = !bad && room[0].lanes == 2 * KD_EXPERT_LANES && room[1].lanes == 2 &&
+                      room[2].lanes == 2 && room[3].lanes == 6 &&
+                      room[4].lanes == 2 * KD_EXPERT_LANES;
+    if (!held)
+        printf("experts side by side: %d, %d, %d, %d, %d; %lld bytes each, %lld used\n",
+               room[0].lanes, room[1].lanes, room[2].lanes, room[3].lanes, room[4].lanes,
+               (long long)room->each_bytes, (long long)f.used_bytes);
+    kd_hess_release(&x.h);
+    return !held;
+}
+
 /* kd_mat_mul goes to the device by itself; the nth call of the runtime fails there. */
 static int hold_failure(const struct kd_run *cpu, int64_t nth)
 {
@@ -138,6 +175,7 @@ int main(void)
     bad += hold_fast(&cpu, &run);
     kd_gpu_encoder_close(e);
     bad += hold_no_room(&cpu);
+    bad += hold_lanes(&cpu);
     for (int64_t nth = 1; nth < 24; nth += 3)
         bad += hold_failure(&cpu, nth);
     return bad != 0;

@@ -108,4 +108,15 @@ KD_FAKE_FAIL_AT=200 "$KONDENSE" pilot "$work/src" --layer 1 --rows 4 --cols 80 -
     >"$work/said" 2>"$work/err" || code=$?
 test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "launch failure; .*run it again$" "$work/err" ||
     fail "a device that fails pilot: $code $(cat "$work/err")" # class fast has no CPU to offer
+
+# A worker has as many experts at once as its device has room for.
+url=https://127.0.0.1:$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$KONDENSE" farm init "$work/farm" --farm "$url" --listen 127.0.0.1 --tokens 1 --ledger "" --share "" >/dev/null
+"$KONDENSE" convert "$work/src" "$work/farmed" $args --farm "$url" --farm-dir "$work/farm" --only-workers >/dev/null &
+convert=$!
+KONDENSE_LOG=info KD_FAKE_FREE=555270000 "$KONDENSE" worker --join "$work/farm/worker.join" --dir "$work/worker" --device cuda \
+    --quiet 2>"$work/err" || fail "a worker: $(cat "$work/err")"
+wait $convert
+grep -q "layer=1 lanes=1 of=48" "$work/err" || fail "room for a worker: $(cat "$work/err")"
+listing "$work/farmed" | cmp - "$work/want" || fail "other bytes of a worker"
 echo "emulated_program: ok"
