@@ -47,6 +47,9 @@ static int kld_of(const struct kd_run *run, const char *model, double *kld, stru
 /* KLD falls about exponentially with size: a straight line in the logarithm between the two. */
 static double between(double a_kld, double b_kld, const struct kd_mix *m)
 {
+    /* A copy of one of them: nothing is beaten by what a logarithm rounds off. */
+    if (m->bytes == m->a_bytes || m->bytes == m->b_bytes)
+        return m->bytes == m->a_bytes ? a_kld : b_kld;
     double share = m->b_bytes > m->a_bytes
                        ? (double)(m->bytes - m->a_bytes) / (double)(m->b_bytes - m->a_bytes)
                        : 1;

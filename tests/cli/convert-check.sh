@@ -46,5 +46,10 @@ awk "BEGIN { exit !($(kld "$work/3.json") < $(kld "$work/2.json")) }" || { echo 
 "$KONDENSE" mix "$work/both/2" "$work/both/3" "$work/mix" --size $want --source "$work/src" --text "$text/eval.txt" \
     --rows 4 --cols 64 --keep >"$work/mix.txt" 2>&1 || test $? -eq 3
 test "$(size_of "$work/mix")" -le "$want" || { echo "the mix is too large"; exit 1; }
+# A copy of one of the two beats nothing.
+code=0
+"$KONDENSE" mix "$work/both/3" "$work/both/3" "$work/copy" --size 1G --source "$work/src" --text "$text/eval.txt" \
+    --rows 1 --cols 32 >/dev/null 2>&1 || code=$?
+test $code -eq 3 && test ! -e "$work/copy" || { echo "a copy was kept as a mix: exit code $code"; exit 1; }
 "$KONDENSE" inspect "$work/mix" >/dev/null
 "$KONDENSE" generate "$work/mix" --ids 1,2,3 -n 4 --json >/dev/null
