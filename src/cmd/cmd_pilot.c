@@ -336,8 +336,13 @@ static int pilot(struct work *w, const char *src, struct kd_err *err)
         kd_mem_keep_little();
     w->trial = (struct kd_trial){.layer = o.layer, .experts = o.experts, .made = o.made};
     say_needs(w);
-    if (kd_trial_run(&w->job, &w->trial, err))
+    if (kd_trial_run(&w->job, &w->trial, err)) {
+        size_t n = strlen(err->msg);
+        if (err->code == KD_ENOMEM && w->job.in_memory)
+            snprintf(err->msg + n, sizeof err->msg - n,
+                     "; --work DIR keeps the rows of tokens in files");
         return -1;
+    }
     w->pilot.peak_bytes = kd_mem_peak_bytes();
     note_computes(w);
     take_results(w);

@@ -78,6 +78,12 @@ fails 1 "cannot open\|No such" pilot "$work/nowhere" $args
 "$KONDENSE" synth "$work/x" --config "$data/awkward/tiny.json" --format exl3 >/dev/null
 fails 2 "codes already" pilot "$work/x" $args
 
+# Rows of tokens have no room in memory: there are files.
+code=0
+(ulimit -v 250000; exec "$KONDENSE" pilot "$data/k3-nano" --layer 2 --rows 250 --cols 512 -t 1 --quiet) >/dev/null \
+    2>"$work/err" || code=$?
+test $code -eq 1 && grep -q "^kondense pilot: .*; --work DIR keeps" "$work/err" || fail "no room: $code $(cat "$work/err")"
+
 # Stopped: its own exit code, nothing left; killed: nothing beside the source or in it.
 "$KONDENSE" pilot "$data/k3-nano" --layer 2 --rows 4 --cols 32 --quiet >/dev/null 2>"$work/err" &
 pid=$!
