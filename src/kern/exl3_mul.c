@@ -1,7 +1,6 @@
 #include "kern/exl3_mul.h"
 
 #include "base/mem.h"
-#include "num/half.h"
 
 #include <math.h>
 
@@ -22,13 +21,26 @@ void kd_exl3_foresee(const struct kd_mat *w)
     ask_for(w->suh, w->cols);
 }
 
+/* The sum of a token's rotated inputs is sqrt(128) times that of each block's first one before the
+ * rotation; a value is 887/2^17 times its byte sum less 510, less 238/2^17. */
+static float sum_of(const float *scaled, int64_t n)
+{
+    float sum = 0.0f;
+
+    for (int64_t i = 0; i < n; i += BLOCK)
+        sum += scaled[i];
+    return sum * (11.3137085f * (-238.0f / 131072.0f));
+}
+
 void kd_exl3_turn(const struct kd_kern *kern, const struct kd_mat *w, const float *x, int64_t ldx,
-                  int64_t T, float *rotated)
+                  int64_t T, float *rotated, float *sums)
 {
     for (int64_t t = 0; t < T; t++, x += ldx, rotated += w->cols_padded) {
         kern->scale_f16(x, w->suh, w->cols, rotated);
         for (int64_t i = w->cols; i < w->cols_padded; i++)
             rotated[i] = 0.0f;
+        if (sums)
+            sums[t] = sum_of(rotated, w->cols_padded);
         kern->hadamard(rotated, rotated, w->cols_padded / BLOCK);
     }
 }
@@ -50,34 +62,20 @@ int64_t kd_exl3_out_floats(int64_t T)
     return (T < TOKENS_MAX ? T : TOKENS_MAX) * BLOCK;
 }
 
-/* From sums over byte sums less 510 to sums over the values these stand for, 887/2^17 of them less
- * 238/2^17: the latter times the sum of the rotated inputs, which is sqrt(128) times that of each
- * block's first input before the rotation. */
-static void finish_sums(const struct kd_mat *w, const float *x, float out[BLOCK])
-{
-    float sum = 0.0f;
-
-    for (int64_t i = 0; i < w->cols; i += BLOCK)
-        sum += x[i] * kd_f16_f32(w->suh[i]);
-    sum *= 11.3137085f * (-238.0f / 131072.0f);
-    for (int64_t c = 0; c < BLOCK; c++)
-        out[c] = out[c] * (887.0f / 131072.0f) + sum;
-}
-
-void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item, bool fast,
-                       const float *x, int64_t ldx, const float *rotated, int64_t T, float *out,
-                       float *y, int64_t ldy)
+void kd_exl3_block_mul(const struct kd_kern *kern, const struct kd_mat *w, int64_t item,
+                       const float *rotated, const float *sums, int64_t T, float *out, float *y,
+                       int64_t ldy)
 {
     struct kd_exl3_block b = block_of(w, item);
-    b.sums = fast && w->cb == KD_CB_MUL1;
     int64_t row = item * BLOCK, rows = w->rows - row < BLOCK ? w->rows - row : BLOCK;
 
+    b.sums = sums && w->cb == KD_CB_MUL1;
     ask_for(w->svh + row, rows);
     for (int64_t t0 = 0; t0 < T; t0 += TOKENS_MAX) {
         int64_t tokens = T - t0 < TOKENS_MAX ? T - t0 : TOKENS_MAX;
         kern->mm_exl3(&b, rotated + t0 * w->cols_padded, w->cols_padded, tokens, out, BLOCK);
-        for (int64_t t = 0; b.sums && t < tokens; t++)
-            finish_sums(w, x + (t0 + t) * ldx, out + t * BLOCK);
+        for (int64_t i = 0; b.sums && i < tokens * BLOCK; i++)
+            out[i] = out[i] * (887.0f / 131072.0f) + sums[t0 + i / BLOCK];
         kern->hadamard(out, out, tokens);
         for (int64_t t = 0; t < tokens; t++)
             kern->scale_f16(out + t * BLOCK, w->svh + row, rows, y + (t0 + t) * ldy + row);
@@ -140,7 +138,7 @@ int kd_exl3_mul_int8(const struct kd_run *run, const struct kd_mat *w, const flo
         kd_mem_free(rotated);
         return kd_wrap(err, "EXL3 product");
     }
-    kd_exl3_turn(run->kern, w, x, w->cols, 1, rotated);
+    kd_exl3_turn(run->kern, w, x, w->cols, 1, rotated, NULL);
     j.step = round_token(rotated, w->cols_padded, q);
     j.q = q;
     kd_pool_run(run->pool, (w->rows + BLOCK - 1) / BLOCK, multiply_block_int8, &j);

@@ -70,7 +70,7 @@ struct many {
     int64_t count;
     int64_t *turn, *first; /* [count + 1] the first item of each job in the two runs */
     int64_t *at;           /* [count + 1] floats of `rotated` before each job */
-    float *rotated;        /* [T][cols_padded] of each EXL3 job */
+    float *rotated;        /* [T][cols_padded] of each EXL3 job, and [T] sums for fast products */
     float *out;            /* [worker][out_floats] blocks of outputs on their way back */
     int64_t out_floats;
 };
@@ -94,6 +94,13 @@ static int64_t tokens_per_turn(const struct kd_mat *w)
     return w->cols_padded < TURN_FLOATS ? TURN_FLOATS / w->cols_padded : 1;
 }
 
+/* Sums of the inputs of job n, where products are fast. */
+static float *sums_of(const struct many *m, int64_t n)
+{
+    const struct kd_mat_job *j = &m->jobs[n];
+    return m->run->fast ? m->rotated + m->at[n] + j->T * j->w->cols_padded : NULL;
+}
+
 static void turn_item(void *ctx, int64_t i, int worker)
 {
     const struct many *m = ctx;
@@ -104,8 +111,9 @@ static void turn_item(void *ctx, int64_t i, int worker)
     (void)worker;
     if (n + 2 < m->count && m->jobs[n + 2].w->type == KD_MAT_EXL3)
         kd_exl3_foresee(m->jobs[n + 2].w);
+    float *sums = sums_of(m, n);
     kd_exl3_turn(m->run->kern, j->w, j->x + t0 * j->ldx, j->ldx, T,
-                 m->rotated + m->at[n] + t0 * j->w->cols_padded);
+                 m->rotated + m->at[n] + t0 * j->w->cols_padded, sums ? sums + t0 : NULL);
 }
 
 static void many_item(void *ctx, int64_t i, int worker)
@@ -114,9 +122,8 @@ static void many_item(void *ctx, int64_t i, int worker)
     int64_t n = job_of(m->first, m->count, i), part = i - m->first[n];
     const struct kd_mat_job *j = &m->jobs[n];
     if (j->w->type == KD_MAT_EXL3) {
-        kd_exl3_block_mul(m->run->kern, j->w, part, m->run->fast, j->x, j->ldx,
-                          m->rotated + m->at[n], j->T, m->out + worker * m->out_floats, j->y,
-                          j->ldy);
+        kd_exl3_block_mul(m->run->kern, j->w, part, m->rotated + m->at[n], sums_of(m, n), j->T,
+                          m->out + worker * m->out_floats, j->y, j->ldy);
         return;
     }
     /* Token blocks of one row block are neighbours: the second finds the weights in the cache. */
@@ -139,7 +146,7 @@ static int64_t lay_out(struct many *m, int64_t jobs, struct kd_err *err)
         if (j->T <= 0 || w->rows <= 0) {
             /* nothing to do */
         } else if (w->type == KD_MAT_EXL3) {
-            if (kd_mul64(j->T, w->cols_padded, &floats))
+            if (kd_mul64(j->T, w->cols_padded + (m->run->fast ? 1 : 0), &floats))
                 return kd_fail(err, KD_ENOMEM, "an EXL3 product of %lld tokens", (long long)j->T);
             turns = ceil_div(j->T, tokens_per_turn(w));
             items = ceil_div(w->rows, H);
