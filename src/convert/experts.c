@@ -322,6 +322,26 @@ static int encode_samples(struct sampling *s, struct kd_err *err)
     return atomic_load(&s->failed) ? kd_fail(err, s->err.code, "%s", s->err.msg) : 0;
 }
 
+/* For the receipt, where a resume finds it. */
+static int keep_choice(const struct kd_job *j, int64_t layer, bool plain, const double error[2],
+                       struct kd_err *err)
+{
+    struct kd_buf b;
+    struct kd_jw w = {.out = &b};
+    char path[4096];
+    kd_buf_init(&b, 4096);
+    kd_jw_open(&w, NULL, '{');
+    kd_jw_int(&w, "layer", layer);
+    kd_jw_str(&w, "recipe", plain ? "plain" : "default");
+    kd_jw_num(&w, "held_out_default", error[0]);
+    kd_jw_num(&w, "held_out_plain", error[1]);
+    kd_jw_close(&w, '}');
+    int rc = kd_job_path(j, path, sizeof path, err, "recipe.%03lld", (long long)layer) ||
+             kd_buf_ok(&b, path, err) || kd_file_write(path, b.data, b.size_bytes, err);
+    kd_buf_release(&b);
+    return rc ? -1 : 0;
+}
+
 /* Recipe auto: a sample of experts is encoded plain and default; the smaller error of the layer's
  * output on held-out rows decides for the layer. A trial is told both and goes on as it was. */
 static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_layer_inputs *in,
@@ -353,7 +373,7 @@ static int choose(struct kd_job *j, struct kd_layer_work *w, const struct kd_lay
     *recipe = s.recipe[*plain_won];
     kd_log(KD_LOG_INFO, "convert", "layer=%lld recipe=%s held_out_default=%.6f held_out_plain=%.6f",
            (long long)w->L.index, *plain_won ? "plain" : "default", error[0], error[1]);
-    return 0;
+    return keep_choice(j, w->L.index, *plain_won, error, err);
 }
 
 /* What the farm asks of the layer. */

@@ -7,6 +7,7 @@
  * them; those of block starts are the banks LLL/NAME.unit          finished units of the layer at
  * hand figures.SSSSS          figures of the quantized tensors of a sealed shard scratch.NAME what
  * only the layer at hand needs; made anew by a resume
+ *   recipe.LLL             recipe auto: what the layer's experts took and why
  *   ledger.db              who encodes what (farm/ledger.h); soft state, made anew where it is lost
  *   farm.json              where the ledger is, for kondense farm
  *   bad/                   units of workers that were refused

@@ -386,6 +386,28 @@ static int write_tensors(const struct kd_job *j, struct sink *s, struct kd_err *
     return rc;
 }
 
+/* Recipe auto: which recipe each layer's experts took, and by how much it won. */
+static int write_choices(const struct kd_job *j, struct sink *s, struct kd_err *err)
+{
+    if (j->set.recipe != KD_RECIPE_AUTO)
+        return 0;
+    kd_jw_open(&s->w, "auto", '[');
+    for (int64_t l = 0; l < j->cfg.layers; l++) {
+        struct kd_json *choice;
+        char path[4096];
+        if (kd_job_path(j, path, sizeof path, err, "recipe.%03lld", (long long)l))
+            return -1;
+        if (!kd_file_exists(path))
+            continue; /* no experts */
+        if (kd_json_load(&choice, path, 4096, err))
+            return -1;
+        kd_jw_copy(&s->w, NULL, choice);
+        kd_json_free(choice);
+    }
+    kd_jw_close(&s->w, ']');
+    return sink_flush(s, CHUNK, err);
+}
+
 static void write_padding(const struct kd_job *j, struct kd_jw *w)
 {
     kd_jw_open(w, "padded", '[');
@@ -454,7 +476,7 @@ static int write_receipt(const struct kd_job *j, struct kd_err *err)
                             : "no: K varies by expert");
     kd_jw_close(&s.w, '}');
     write_padding(j, &s.w);
-    rc = write_tensors(j, &s, err);
+    rc = write_choices(j, &s, err) || write_tensors(j, &s, err);
     kd_jw_close(&s.w, '}');
     kd_json_free(set);
     return sink_close(&s, rc, err);
