@@ -117,6 +117,13 @@ int grow(struct kd_gpu_search_scratch *m, int64_t kept_bytes, int64_t tiles, str
     return 0;
 }
 
+/* Where KD_COPY_OUT holds, the copy engine keeps a pair's costs. */
+int segment_of(const struct kd_gpu *g, const search_form &form, struct kd_rate r)
+{
+    return kd_gpu_search_segment(r, form.pair && g->facts.major >= 9 && g->facts.major < 12,
+                                 form.tiles);
+}
+
 int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
 {
     const int most = asked > 0 && asked < g->facts.sms ? asked : g->facts.sms;
@@ -145,7 +152,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                          uint16_t *states, int64_t tiles, struct kd_err *err)
 {
     const search_form form = form_for(rate, g->facts.block_shared_bytes);
-    const int segment = kd_gpu_search_segment(rate);
+    const int segment = segment_of(g, form, rate);
     const int grid = blocks_of(g, blocks, tiles);
     struct kd_gpu_search_scratch *m;
 
@@ -203,7 +210,8 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
         kd_gpu_failed(cudaEventElapsedTime(&ms, g->begin, g->end), err, "an event"))
         return -1;
     if (figures) {
-        const int segment = kd_gpu_search_segment(job->rate);
+        const int segment =
+            segment_of(g, form_for(job->rate, g->facts.block_shared_bytes), job->rate);
         const int64_t all = 255 / segment, half = (job->seam - 1 + segment) / segment;
         *figures = {ms * 1e-3, blocks_of(g, job->blocks, job->tiles),
                     form_for(job->rate, g->facts.block_shared_bytes).shared,

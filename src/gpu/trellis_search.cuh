@@ -13,10 +13,12 @@
  * cost of each: their values are the same, and what a position costs beside its arithmetic is paid
  * once.
  *
- * No branches are recorded. Every `segment` positions the costs are kept in device memory, and four
- * more warps, one for each scheduler, walk back through a finished pass while the eight run the
- * next one: within a segment they evaluate the few states that lead to the known end. Two groups of
- * tiles take turns, so that the walk is hidden; the tiles of a group share each barrier.
+ * No branches are recorded. Every `segment` positions the costs are kept in device memory (a pair's
+ * by the copy engine, where there is one), and four more warps, one for each scheduler, walk back
+ * through a finished pass while the eight run the next one: within a segment they evaluate the few
+ * states that lead to the known end, a state a lane. A second pass starts and ends at one known
+ * edge, so that its first segment and its last are theirs alone. Two groups of tiles take turns, so
+ * that the walk is hidden; the tiles of a group share each barrier.
  *
  * A block that has searched its tiles searches those whose costs passed the cap again on coarser
  * grids, as the CPU does. */
@@ -470,9 +472,10 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
     int64_t mine = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
 
     /* 384 threads begin with 168 registers each; what the walkers give away keeps the workers'
-     * inner loop free of copies. */
+     * inner loop free of copies. Where the walk binds it keeps more. */
+    constexpr bool LONG_WALK = BASE == 2 || BASE == 3;
     if (t < KD_GPU_WORKERS) {
-        kd_more_registers<216>();
+        kd_more_registers<LONG_WALK ? 208 : 216>();
         STEPS steps;
         for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
             const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
@@ -486,7 +489,7 @@ KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
             kd_sync_block(); /* shared memory is used anew */
         }
     } else {
-        kd_fewer_registers<72>();
+        kd_fewer_registers<LONG_WALK ? 88 : 72>();
         for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
             const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
             run_walkers<STEPS, BASE, MASKED, TILES>(a, s, grid.grid, level ? again : nullptr, mine,

@@ -28,19 +28,35 @@ struct kd_gpu_search_args {
     int segment; /* positions */
 };
 
-/* Most positions of a segment, so that FREE_BITS suffice wherever it lies: a pass's segments are
- * counted from its end, a multiple of 8. */
-static inline int kd_gpu_search_segment(struct kd_rate r)
+/* Positions of a segment at a rate of so many bits, and, at most, where a mask adds bits. A longer
+ * one keeps costs at fewer positions, which is less traffic; a shorter one leaves the walk fewer
+ * states a position. [1]: a pair's costs that the copy engine keeps, which takes the workers
+ * nothing: there the walk is what binds. */
+constexpr int KD_GPU_SEGMENTS[2][9][2] = {
+    {{}, {8, 8}, {5, 4}, {3, 2}, {2, 2}, {2, 1}, {1, 1}, {1, 1}, {1, 1}},
+    {{}, {8, 8}, {4, 3}, {3, 2}, {2, 2}, {2, 1}, {1, 1}, {1, 1}, {1, 1}},
+};
+
+/* The walking threads are shared out to the tiles of a group: so many bits number a tile's. */
+KD_HD static constexpr int kd_gpu_search_lane_bits(int tiles)
 {
-    for (int n = 10; n > 1; n--) {
-        int most = 0;
-        for (int first = 0; first < 16; first += n & -n) {
-            int bits = 0;
-            for (int p = first; p < first + n; p++)
-                bits += (int)kd_rate_bits_at(r, (unsigned)p + 1);
-            most = bits > most ? bits : most;
+    return tiles == 1 ? 7 : 6;
+}
+
+/* Positions of a segment: with a mask as many as the walk can take wherever they lie. */
+static inline int kd_gpu_search_segment(struct kd_rate r, bool raw, int tiles)
+{
+    for (int n = KD_GPU_SEGMENTS[raw][r.base][r.mask != 0]; n > 1; n--) {
+        bool fits = true;
+        for (unsigned first = 0; first < 16; first++) {
+            int rest = 0; /* bits after the first position's */
+            for (unsigned p = first + 1; p < first + (unsigned)n; p++)
+                rest += (int)kd_rate_bits_at(r, p + 1);
+            const int one = (int)kd_rate_bits_at(r, first + 1),
+                      last = (int)kd_rate_bits_at(r, first + (unsigned)n);
+            fits &= one + rest <= KD_GPU_FREE_BITS && rest - last <= kd_gpu_search_lane_bits(tiles);
         }
-        if (most <= KD_GPU_FREE_BITS)
+        if (fits)
             return n;
     }
     return 1;
@@ -127,13 +143,13 @@ template <int EDGES> struct alignas(16) edge_costs<EDGES, false, true> {
 /* The rest of what a block has of a tile. [2]: of both groups in turns, or of a pass and the one
  * before. */
 struct alignas(16) tile_shared {
-    uint16_t walk[1 << (KD_GPU_FREE_BITS - 1)]; /* costs of the states looked at again */
-    uint8_t branch[2][1 << KD_GPU_FREE_BITS]; /* their branches, of a segment and the one before */
-    uint16_t open[2][1 << KD_GPU_FREE_BITS];  /* costs after a second pass's first segment */
-    uint32_t target[2][256];                  /* as STEPS has them */
-    uint32_t least[2][KD_GPU_WORKERS / 32];   /* of each warp, by the buffer of its costs */
-    int16_t low[2][16];                       /* subtracted */
-    int32_t end[2], from[2];                  /* the ring's edge; where a walk starts */
+    uint16_t walk[1 << (KD_GPU_FREE_BITS - 1)]; /* walk_open's costs after every other position */
+    uint32_t meet[2][32]; /* where the warps of a walk meet, in a segment and the one before */
+    uint16_t open[2][1 << KD_GPU_FREE_BITS]; /* costs after a second pass's first segment */
+    uint32_t target[2][256];                 /* as STEPS has them */
+    uint32_t least[2][KD_GPU_WORKERS / 32];  /* of each warp, by the buffer of its costs */
+    int16_t low[2][16];                      /* subtracted */
+    int32_t end[2], from[2];                 /* the ring's edge; where a walk starts */
     int64_t again;
     bool good[2];
 };

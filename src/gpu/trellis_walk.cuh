@@ -1,6 +1,7 @@
 /* Back through a pass of the trellis search (gpu/trellis_search.cuh), from the costs that were
  * kept: segment by segment from the end, looking again at the few states that lead to the known
- * end. */
+ * end. A thread follows a state or a few through all positions of a segment, with the branches so
+ * far below its cost in one word, of which shuffles find the least. */
 #ifndef KD_GPU_TRELLIS_WALK_CUH
 #define KD_GPU_TRELLIS_WALK_CUH
 
@@ -66,196 +67,224 @@ KD_DEV bool is_kept(const kd_gpu_search_args &a, pass q, int p)
     return p == q.begin || (p > q.begin && p < q.end && (q.end - p) % a.segment == 0);
 }
 
-/* The walk: what one position of a segment needs. */
-struct walk_step {
-    /* For the first position: costs at the segment's beginning, from which `before` is still to be
-     * subtracted; without: 0 at edge `start` alone. */
+/* The free bits of a segment's states: those that lead to one edge after it have its bits below and
+ * are numbered by the bits above, the branch of the first position on top. COUNT: positions of a
+ * whole segment where every position has as many bits, else 0.
+ *
+ * From its lowest bit on, a number says: the branch of the last position, if a thread has to look
+ * at all of them one after the other (`looped` bits); the warp; the lane; and, part of the first
+ * branch, what a thread sees to itself. So each warp finds the best by shuffles, but for the
+ * lowest `meeting` bits; these are left to one meeting of all of a tile's warps. */
+template <int BASE, bool MASKED, bool RAW, int COUNT, int WALKERS> struct segment_bits {
+    static constexpr int MOST = COUNT ? COUNT : KD_GPU_SEGMENTS[RAW][BASE][MASKED];
+    static constexpr unsigned LANE_BITS =
+        (unsigned)kd_gpu_search_lane_bits(KD_GPU_WALKERS / WALKERS);
+    /* Of a whole segment: bits that a thread sees to itself, and how many of their states at a
+     * time. */
+    static constexpr int OWN = COUNT * BASE - (int)LANE_BITS -
+                               ((COUNT - 1) * BASE > (int)LANE_BITS ? BASE : 0),
+                         GROUP = COUNT == 0 || OWN < 0 ? 1 : 1 << (OWN < 3 ? OWN : 3);
+    unsigned out[MOST], free[MOST]; /* of each position: of its branch; of its state */
+    unsigned all, looped, meeting, begin, end;
+
+    KD_DEV segment_bits(const kd_gpu_search_args &a, int first, int count)
+    {
+        all = 0;
+#pragma unroll
+        for (int p = 0; p < MOST; p++) {
+            out[p] = p >= count ? 0
+                     : MASKED   ? (unsigned)kd_rate_bits_at(a.rate, (unsigned)(first + p) + 1)
+                                : BASE;
+            all += out[p];
+            end = p < count ? out[p] : end;
+        }
+        unsigned left = all;
+#pragma unroll
+        for (int p = 0; p < MOST; p++) {
+            free[p] = left;
+            left -= out[p];
+        }
+        begin = MASKED ? (unsigned)kd_rate_bits_at(a.rate, (unsigned)first) : BASE;
+        looped = all - out[0] > LANE_BITS ? end : 0;
+        meeting = looped + LANE_BITS - 5;
+    }
+    /* Bits that a thread sees to itself. */
+    KD_DEV unsigned own(void) const
+    {
+        return all - looped > LANE_BITS ? all - looped - LANE_BITS : 0;
+    }
+    KD_DEV unsigned state(int p, unsigned y, unsigned edge) const
+    {
+        return (y & ((1u << free[p]) - 1)) << (16 - free[p]) | edge >> (free[p] - end);
+    }
+};
+
+/* A sum as a key whose least is the best branch, the lowest among equals, which are `bits` bits;
+ * over the cap the last one. path: the branches so far, the latest on top. */
+KD_DEV unsigned walk_key(int sum, unsigned branch, unsigned bits, unsigned path)
+{
+    const int over = KD_SEARCH_CAP + 1 + (branch + 1 != 1u << bits);
+    return (unsigned)(sum > KD_SEARCH_CAP ? over : sum) << 16 | path;
+}
+
+/* What is subtracted from the costs after position p. The last position of a second pass is walked
+ * only: there it does not matter. */
+KD_DEV int walk_low(const tile_shared *s, pass q, int buffer, int p)
+{
+    const int i = (p - q.first) & 255;
+    return i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 && i < 255
+               ? s->low[buffer][i / KD_SEARCH_LOWER]
+               : 0;
+}
+KD_DEV unsigned walk_cost(unsigned key, int low)
+{
+    const unsigned cost = key >> 16;
+    return cost < KD_SEARCH_CAP ? cost - (unsigned)low : (unsigned)KD_SEARCH_CAP;
+}
+template <class STEPS, kd_codebook CB>
+KD_DEV int walk_term(float grid, const tile_shared *s, pass q, int p, unsigned state)
+{
+    return kd_search_add(0, (int)value_in<CB>(grid, state) -
+                                STEPS::target_back(s->target[q.which][p]));
+}
+
+/* Costs before a segment, from which `before` is still to be subtracted, or 0 at edge `start`
+ * alone. */
+template <class KEPT> KD_DEV unsigned walk_load(const uint16_t *kept, unsigned edge, unsigned start)
+{
+    return kept ? kd_load_once(kept + KEPT::place((int)edge)) : edge == start ? 0x6400u : CAP;
+}
+KD_DEV int walk_before(unsigned cost, int before)
+{
+    return cost < CAP ? (int)(cost - 0x6400u) - before : (int)KD_SEARCH_CAP;
+}
+
+/* Least of the lanes that differ in bits from..to - 1 of a number whose bit 0 is the lane's bit 0
+ * `below` bits up. */
+KD_DEV unsigned walk_least(unsigned key, unsigned from, unsigned to, unsigned below)
+{
+#pragma unroll
+    for (unsigned j = 0; j < 5; j++)
+        if (j + below >= from && j + below < to) {
+            const unsigned other = kd_shuffle_xor(key, 1 << j);
+            key = other < key ? other : key;
+        }
+    return key;
+}
+
+/* What the walk of one segment has: of a tile, from position `first` on, back from `edge`. */
+struct walk_of {
+    const tile_shared *s;
     const uint16_t *kept;
-    unsigned kept_shift, kept_low, start;
-    int before;
-    unsigned edges, free, known; /* states have `free` bits above and the bits `known` below */
-    int w, low;                  /* target; what was subtracted after the position */
+    pass q;
+    int buffer, first;
+    unsigned edge;
     float grid;
 };
 
-/* Cost before state y, and with it. */
-template <bool FIRST, class KEPT>
-KD_DEV unsigned walk_before(const tile_shared *s, const walk_step &q, unsigned y)
+/* The costs before position p > 0 and its branches: of state y, whose cost is in `key`. */
+template <class STEPS, class BITS>
+KD_DEV unsigned walk_next(const walk_of &w, const BITS &b, int p, unsigned y, unsigned key,
+                          int term)
 {
-    if (!FIRST)
-        return s->walk[y];
-    const unsigned edge = y << q.kept_shift | q.kept_low;
-    unsigned cost = edge == q.start ? 0x6400u : CAP;
-    if (q.kept)
-        cost = kd_load_once(q.kept + KEPT::place((int)edge));
-    return cost;
-}
-template <bool FIRST, kd_codebook CB>
-KD_DEV int walk_sum(const walk_step &q, unsigned cost, unsigned y)
-{
-    if (FIRST)
-        cost = cost < CAP ? cost - 0x6400u - (unsigned)q.before : (unsigned)KD_SEARCH_CAP;
-    return kd_search_add((int)cost, (int)value_in<CB>(q.grid, y << (16 - q.free) | q.known) - q.w);
-}
-KD_DEV void walk_end(tile_shared *s, const walk_step &q, unsigned x, int cost, unsigned at,
-                     uint8_t *branch)
-{
-    branch[x] = (uint8_t)at;
-    s->walk[x] = (uint16_t)(cost < KD_SEARCH_CAP ? cost - q.low : (int)KD_SEARCH_CAP);
+    const unsigned branch = (y & ((1u << b.free[p]) - 1)) >> (b.free[p] - b.out[p]);
+    const int cost = (int)walk_cost(key, walk_low(w.s, w.q, w.buffer, w.first + p - 1));
+    return walk_key(cost + term, branch, b.out[p], (key & 0xffffu) | branch << (b.all - b.free[p]));
 }
 
-/* Up to 3 bits: a thread has all branches of an edge, of several where it can. */
-template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
-KD_DEV void walk_alone(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
+/* The best of a warp's states with `o` below, up to the meeting. All loads come first: the costs
+ * that were kept are far away, values are made on the way. */
+template <class STEPS, kd_codebook CB, class KEPT, class BITS>
+KD_DEV unsigned walk_lanes(const walk_of &w, const BITS &b, unsigned o, int lane)
 {
-    constexpr unsigned BRANCHES = 1u << C;
-    constexpr unsigned MANY = !FIRST ? 1 : C == 1 ? 4 : C == 2 ? 2 : 1;
-#pragma unroll 1
-    for (unsigned x0 = (unsigned)lane; x0 < q.edges; x0 += MANY * WALKERS) {
-        unsigned cost[MANY][BRANCHES];
-#pragma unroll
-        for (unsigned m = 0; m < MANY; m++)
-#pragma unroll
-            for (unsigned b = 0; b < BRANCHES; b++)
-                if (x0 + m * WALKERS < q.edges)
-                    cost[m][b] = walk_before<FIRST, KEPT>(s, q, b * q.edges + x0 + m * WALKERS);
-#pragma unroll
-        for (unsigned m = 0; m < MANY; m++) {
-            const unsigned x = x0 + m * WALKERS;
-            int best = KD_SEARCH_CAP + 1;
-            unsigned at = BRANCHES - 1;
-            if (x >= q.edges)
-                continue;
-#pragma unroll
-            for (unsigned b = 0; b < BRANCHES; b++) {
-                const int sum = walk_sum<FIRST, CB>(q, cost[m][b], b * q.edges + x);
-                at = sum < best ? b : at;
-                best = sum < best ? sum : best;
-            }
-            walk_end(s, q, x, best, at, branch);
-        }
-    }
-}
-
-/* From 4 bits on, where there are fewer edges than lanes: a group of lanes shares an edge's
- * branches. */
-template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
-KD_DEV void walk_shared(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
-{
-    constexpr unsigned BRANCHES = 1u << C, GROUP = C == 4 ? 16 : 32, EACH = BRANCHES / GROUP,
-                       SLOTS = WALKERS / GROUP,
-                       MANY = !FIRST   ? 1
-                              : C == 5 ? 8
-                              : C == 4 ? 2
-                                       : 1,
-                       NONE_LEFT = (unsigned)(KD_SEARCH_CAP + 1) << 8 | (BRANCHES - 1);
-    const unsigned b0 = (unsigned)lane % GROUP, slot = (unsigned)lane / GROUP;
+    constexpr int MOST = BITS::MOST, GROUP = BITS::GROUP;
+    const unsigned y0 =
+        ((unsigned)lane % 32 << (BITS::LANE_BITS - 5) | (unsigned)lane / 32) << b.looped | o;
+    const unsigned start = (unsigned)w.s->end[w.q.which];
+    const int i = (w.first - w.q.first) & 255;
+    const int before = STEPS::raw && i % KD_SEARCH_LOWER == 0 && i > 0
+                           ? w.s->low[w.buffer][i / KD_SEARCH_LOWER - 1]
+                           : 0;
+    unsigned key = ~0u;
+    int term[MOST];
 
 #pragma unroll 1
-    for (unsigned first = 0; first < q.edges; first += MANY * SLOTS) {
-        unsigned cost[MANY][EACH];
+    for (unsigned m0 = 0; m0 < 1u << b.own(); m0 += GROUP) {
+        unsigned cost[GROUP], y[GROUP];
 #pragma unroll
-        for (unsigned m = 0; m < MANY; m++)
+        for (int g = 0; g < GROUP; g++) {
+            y[g] = (y0 | (m0 + (unsigned)g) << (BITS::LANE_BITS + b.looped)) & ((1u << b.all) - 1);
+            cost[g] = walk_load<KEPT>(w.kept, b.state(0, y[g], w.edge) >> b.begin, start);
+        }
+        if (m0 == 0)
 #pragma unroll
-            for (unsigned e = 0; e < EACH; e++) {
-                const unsigned x = first + m * SLOTS + slot;
-                if (x < q.edges)
-                    cost[m][e] = walk_before<FIRST, KEPT>(s, q, (b0 + e * GROUP) * q.edges + x);
-            }
+            for (int p = 1; p < MOST; p++)
+                if (b.free[p] > b.meeting)
+                    term[p] =
+                        walk_term<STEPS, CB>(w.grid, w.s, w.q, w.first + p, b.state(p, y0, w.edge));
 #pragma unroll
-        for (unsigned m = 0; m < MANY; m++) {
-            const unsigned x = first + m * SLOTS + slot;
-            if (first + m * SLOTS >= q.edges) /* the same for all lanes */
-                break;
-            unsigned best = NONE_LEFT;
-#pragma unroll
-            for (unsigned e = 0; e < EACH; e++) {
-                const unsigned b = b0 + e * GROUP;
-                if (x < q.edges) {
-                    const int sum = walk_sum<FIRST, CB>(q, cost[m][e], b * q.edges + x);
-                    const unsigned both = (unsigned)sum << 8 | b;
-                    best = sum <= KD_SEARCH_CAP && both < best ? both : best;
-                }
-            }
-#pragma unroll
-            for (unsigned d = GROUP / 2; d; d /= 2) {
-                unsigned other = kd_shuffle_xor(best, (int)d);
-                best = other < best ? other : best;
-            }
-            if (b0 == 0 && x < q.edges)
-                walk_end(s, q, x, (int)(best >> 8), best & 255u, branch);
+        for (int g = 0; g < GROUP; g++) {
+            const unsigned branch = y[g] >> (b.all - b.out[0]);
+            const int sum =
+                walk_before(cost[g], before) +
+                walk_term<STEPS, CB>(w.grid, w.s, w.q, w.first, b.state(0, y[g], w.edge));
+            const unsigned k = walk_key(sum, branch, b.out[0], branch);
+            key = k < key ? k : key;
         }
     }
+    key = walk_least(key, b.all - b.out[0], b.all, b.meeting);
+#pragma unroll
+    for (int p = 1; p < MOST; p++)
+        if (b.free[p] > b.meeting) {
+            key = walk_next<STEPS>(w, b, p, y0, key, term[p]);
+            key = walk_least(key, b.free[p] - b.out[p], b.free[p], b.meeting);
+        }
+    return key;
 }
 
-/* The best of the 2^C branches into each of the out-edges, the lowest among equals. All loads come
- * first, since the costs that were kept are far away. */
-template <int C, bool FIRST, kd_codebook CB, class KEPT, int WALKERS>
-KD_DEV void walk_position(tile_shared *s, const walk_step &q, int lane, uint8_t *branch)
+/* One segment of `count` positions, back from the out-edge of the last; the in-edge of the first.
+ * number: of the segment, from the end. */
+template <class STEPS, kd_codebook CB, class KEPT, class BITS, int WALKERS>
+KD_DEV unsigned walk_segment(const walk_of &w, const BITS &b, tile_shared *s, int number, int team,
+                             int lane, uint16_t *states)
 {
-    if constexpr (C <= 3)
-        walk_alone<C, FIRST, CB, KEPT, WALKERS>(s, q, lane, branch);
-    else
-        walk_shared<C, FIRST, CB, KEPT, WALKERS>(s, q, lane, branch);
-}
+    const unsigned o = (unsigned)lane & ((1u << b.meeting) - 1);
+    uint32_t *meet = s->meet[number % 2];
 
-/* One segment, positions first..last, back from the out-edge of `last`; the in-edge of `first`. A
- * state of position p that leads to `edge` has the bits of edge below and `free` bits above, which
- * number it. */
-template <class STEPS, int BASE, bool MASKED, int WALKERS, kd_codebook CB>
-KD_DEV unsigned walk_segment(const kd_gpu_search_args &a, float grid, tile_shared *s,
-                             const uint16_t *kept, pass q, int buffer, int first, int last,
-                             int number, unsigned edge, int team, int lane, uint16_t *states)
-{
-    const unsigned end = kd_rate_bits_at(a.rate, (unsigned)last + 1),
-                   begin = kd_rate_bits_at(a.rate, (unsigned)first);
-    using KEPT = kept_costs<(65536 >> BASE), STEPS::raw>;
-    uint8_t *branch = s->branch[number % 2];
-    unsigned free = 0, base = 0;
-
-    for (int p = first; p <= last; p++)
-        free += kd_rate_bits_at(a.rate, (unsigned)p + 1);
-    const unsigned all = free;
-    for (int p = first; p <= last; p++) {
-        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1);
-        /* The last position of a second pass is walked only: what would be subtracted after it
-         * does not matter. */
-        const int i = (p - q.first) & 255;
-        const bool lowered = i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 && i < 255;
-        const bool raw = STEPS::raw && i % KD_SEARCH_LOWER == 0 && i > 0;
-        const walk_step k = {kept,
-                             16 - all - begin,
-                             edge >> (all - end + begin),
-                             (unsigned)s->end[q.which],
-                             raw ? s->low[buffer][i / KD_SEARCH_LOWER - 1] : 0,
-                             1u << (free - c),
-                             free,
-                             edge >> (free - end),
-                             STEPS::target_back(s->target[q.which][p]),
-                             lowered ? s->low[buffer][i / KD_SEARCH_LOWER] : 0,
-                             grid};
-        if (p == first && (!MASKED || c == BASE))
-            walk_position<BASE, true, CB, KEPT, WALKERS>(s, k, lane, branch + base);
-        else if (p == first)
-            walk_position<BASE + MASKED, true, CB, KEPT, WALKERS>(s, k, lane, branch + base);
-        else if (!MASKED || c == BASE)
-            walk_position<BASE, false, CB, KEPT, WALKERS>(s, k, lane, branch + base);
-        else
-            walk_position<BASE + MASKED, false, CB, KEPT, WALKERS>(s, k, lane, branch + base);
-        kd_sync_team<WALKERS>(team);
-        base += k.edges;
-        free -= c;
+#pragma unroll 1
+    for (unsigned k = 0; k < 1u << b.looped; k++) {
+        const unsigned key = walk_lanes<STEPS, CB, KEPT, BITS>(w, b, k, lane);
+        if (lane % 32 == 0)
+            meet[(unsigned)lane / 32 << b.looped | k] = key;
     }
-    unsigned x = 0;
-    for (int p = last; p >= first; p--) {
-        const unsigned c = kd_rate_bits_at(a.rate, (unsigned)p + 1);
-        base -= 1u << free;
-        x |= (unsigned)branch[base + x] << free;
-        free += c;
-        if (states && lane == 0)
-            states[p] = (uint16_t)(x << (16 - free) | edge >> (free - end));
+    int term[BITS::MOST];
+#pragma unroll
+    for (int p = 1; p < BITS::MOST; p++)
+        if (b.free[p] && b.free[p] <= b.meeting)
+            term[p] = walk_term<STEPS, CB>(w.grid, s, w.q, w.first + p, b.state(p, o, w.edge));
+    kd_sync_team<WALKERS>(team);
+    unsigned key = meet[o];
+#pragma unroll
+    for (int p = 0; p < BITS::MOST; p++) {
+        if (p > 0 && b.free[p] && b.free[p] <= b.meeting)
+            key = walk_next<STEPS>(w, b, p, o, key, term[p]);
+        if (b.free[p] - b.out[p] < b.meeting)
+            key = walk_least(key, b.free[p] - b.out[p],
+                             b.free[p] < b.meeting ? b.free[p] : b.meeting, 0);
     }
-    return (x << (16 - all) | edge >> (all - end)) >> begin;
+    if (w.q.second && number == 0 && lane == 0)
+        s->good[w.q.which] = s->good[w.q.which] && key >> 16 < KD_SEARCH_CAP;
+    unsigned y = 0;
+#pragma unroll
+    for (int p = 0; p < BITS::MOST; p++) {
+        y = y << b.out[p] | (key & ((1u << b.out[p]) - 1));
+        key >>= b.out[p];
+    }
+#pragma unroll
+    for (int p = 0; p < BITS::MOST; p++)
+        if (states && lane == 0 && b.free[p])
+            states[w.first + p] = (uint16_t)b.state(p, y, w.edge);
+    return b.state(0, y, w.edge) >> b.begin;
 }
 
 /* Costs after the first segment of a second pass, which starts at `edge`: s->open, by the edges'
@@ -288,17 +317,23 @@ KD_DEV unsigned walk_in(const kd_gpu_search_args &a, float grid, tile_shared *s,
                         const uint16_t *kept, pass q, int buffer, int team, int lane,
                         uint16_t *states)
 {
-    constexpr int64_t HALVES = kept_costs<(65536 >> BASE), STEPS::raw>::halves;
+    using KEPT = kept_costs<(65536 >> BASE), STEPS::raw>;
+    constexpr int COUNT = MASKED ? 0 : KD_GPU_SEGMENTS[STEPS::raw][BASE][0];
+    using WHOLE = segment_bits<BASE, MASKED, STEPS::raw, COUNT, WALKERS>;
+    using REST = segment_bits<BASE, MASKED, STEPS::raw, 0, WALKERS>;
     unsigned edge = (unsigned)s->from[buffer];
 
     for (int end = q.end, number = 0; end > 0; number++) {
         const bool open = end == q.begin;
         const int first = open ? 0 : end - a.segment > q.begin ? end - a.segment : q.begin;
-        edge = walk_segment<STEPS, BASE, MASKED, WALKERS, CB>(
-            a, grid, s, open ? nullptr : kept + number * HALVES, q, buffer, first, end - 1, number,
-            edge, team, lane, states);
-        if (q.second && number == 0 && lane == 0) /* who wrote it */
-            s->good[q.which] = s->good[q.which] && s->walk[0] < KD_SEARCH_CAP;
+        const walk_of w = {
+            s,   open ? nullptr : kept + (int64_t)number * KEPT::halves, q, buffer, first, edge,
+            grid};
+        edge = COUNT && end - first == COUNT
+                   ? walk_segment<STEPS, CB, KEPT, WHOLE, WALKERS>(w, WHOLE(a, first, COUNT), s,
+                                                                   number, team, lane, states)
+                   : walk_segment<STEPS, CB, KEPT, REST, WALKERS>(w, REST(a, first, end - first), s,
+                                                                  number, team, lane, states);
         end = first;
     }
     if (!q.second)

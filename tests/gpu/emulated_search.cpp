@@ -24,7 +24,7 @@ template <class STEPS, int BASE, bool MASKED, int TILES = 1>
 static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, int blocks, int loud)
 {
     const struct kd_rate rate = kd_rate_from16(sixteenths);
-    const int segment = kd_gpu_search_segment(rate);
+    const int segment = kd_gpu_search_segment(rate, STEPS::raw, TILES);
     std::vector<float> target((size_t)tiles * 256);
     std::vector<uint16_t> want(target.size()), got(target.size(), 0xffff);
     std::vector<uint8_t> good((size_t)tiles, 2);
