@@ -313,7 +313,7 @@ static int whole(struct check_tensor *t, int lanes, int count)
         check_complain(&err);
         return 1;
     }
-    c.run = {&kern, NULL, e};
+    c.run = {&kern, NULL, e, false};
     c.t = t;
     c.count = count;
     c.used_s = 0;
