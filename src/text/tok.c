@@ -100,7 +100,7 @@ int kd_tok_complete(struct kd_tok *t, struct kd_err *err)
     return 0;
 }
 
-static int load(struct kd_tok *t, const char *dir, struct kd_err *err)
+int kd_tok_load_files(struct kd_tok *t, const char *dir, struct kd_err *err)
 {
     char path[4096];
     struct kd_buf model;
@@ -142,7 +142,7 @@ int kd_tok_open(struct kd_tok **tok, const char *dir, struct kd_err *err)
         dir = beside;
     }
     if (!rc && !keys)
-        rc = load(t, dir, err);
+        rc = kd_tok_load_files(t, dir, err);
     if (rc) {
         kd_tok_close(t);
         return -1;

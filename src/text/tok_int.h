@@ -21,6 +21,8 @@ int kd_tok_set_special(struct kd_tok *t, int64_t slot, const char *content, size
                        struct kd_err *err) KD_MUST;
 /* Names the slots that the configuration leaves open, and refuses two of one name. */
 int kd_tok_complete(struct kd_tok *t, struct kd_err *err) KD_MUST;
+/* Ranks and special tokens from tiktoken.model and tokenizer_config.json. */
+int kd_tok_load_files(struct kd_tok *t, const char *dir, struct kd_err *err) KD_MUST;
 /* Ranks and special tokens from a GGUF's keys; *found = false when it has none. */
 int kd_tok_load_gguf(struct kd_tok *t, const char *path, bool *found, struct kd_err *err) KD_MUST;
 /* The same from a head that has tokens. */
