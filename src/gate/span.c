@@ -1,5 +1,7 @@
 #include "gate/span.h"
 
+#include "base/json.h"
+
 #include <string.h>
 
 size_t kd_span_skip_space(const char *text, size_t bytes, size_t at)
@@ -50,16 +52,31 @@ static size_t skip_value(const char *text, size_t bytes, size_t at)
     return depth ? 0 : at;
 }
 
+/* Whether a name in quotes is the key, however it is spelled. */
+static bool is_key(const char *name, size_t bytes, const char *key)
+{
+    size_t key_bytes = strlen(key);
+    if (!memchr(name, '\\', bytes))
+        return bytes - 2 == key_bytes && !memcmp(name + 1, key, key_bytes);
+    struct kd_json *v;
+    size_t n;
+    if (kd_json_parse(&v, name, bytes, "name", NULL))
+        return false;
+    const char *text = kd_json_text(v, &n);
+    bool is = text && n == key_bytes && !memcmp(text, key, n);
+    kd_json_free(v);
+    return is;
+}
+
 int kd_span_member(const char *text, size_t bytes, size_t at, const char *key, struct kd_span *span,
                    bool *found, struct kd_err *err)
 {
-    size_t key_bytes = strlen(key);
     *found = false;
     if (at >= bytes || text[at] != '{')
         return broken(at, err);
     at = kd_span_skip_space(text, bytes, at + 1);
     while (at < bytes && text[at] != '}') {
-        size_t name = at + 1, end = text[at] == '"' ? skip_string(text, bytes, at) : 0;
+        size_t end = text[at] == '"' ? skip_string(text, bytes, at) : 0;
         size_t colon = end ? kd_span_skip_space(text, bytes, end) : 0;
         if (!end || colon >= bytes || text[colon] != ':')
             return broken(at, err);
@@ -67,7 +84,7 @@ int kd_span_member(const char *text, size_t bytes, size_t at, const char *key, s
         span->end = skip_value(text, bytes, span->begin);
         if (span->end <= span->begin)
             return broken(span->begin, err);
-        if (end - 1 - name == key_bytes && !memcmp(text + name, key, key_bytes)) {
+        if (is_key(text + at, end - at, key)) {
             *found = true;
             return 0;
         }

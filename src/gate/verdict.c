@@ -1,12 +1,15 @@
 #include "gate/verdict.h"
 
 #include "base/file.h"
+#include "base/jscan.h"
 #include "base/opt.h"
 #include "gate/report.h"
 #include "gate/span.h"
 
 #include <stdio.h>
 #include <string.h>
+
+enum { RECEIPT_MAX = 1 << 30 };
 
 /* What can be required. value() returns false when the check did not measure it. */
 struct figure {
@@ -180,6 +183,23 @@ static void verdict_json(struct kd_buf *out, const struct kd_verdict *v, const s
     kd_jw_close(&w, '}');
 }
 
+/* A file that is no JSON object stays as it is. Scanned, not parsed: a K3 receipt has a million
+ * entries. */
+static int check_object(const struct kd_buf *old, struct kd_err *err)
+{
+    struct kd_jscan_limits limits = {
+        .depth = 32, .string_bytes = 1 << 20, .total_bytes = RECEIPT_MAX};
+    struct kd_jscan s;
+    kd_jscan_open(&s, old->data ? old->data : "", old->size_bytes, &limits);
+    int rc = kd_jscan_next(&s, err);
+    if (!rc && s.tok != KD_JT_OBJECT)
+        rc = kd_fail(err, KD_ECORRUPT, "not a JSON object");
+    while (!rc && s.tok != KD_JT_END)
+        rc = kd_jscan_next(&s, err);
+    kd_jscan_close(&s);
+    return rc ? -1 : 0;
+}
+
 static int splice(struct kd_buf *out, const struct kd_buf *old, const struct kd_buf *member,
                   struct kd_err *err)
 {
@@ -210,7 +230,7 @@ int kd_verdict_write(const struct kd_verdict *v, const struct kd_check *c, const
                      struct kd_err *err)
 {
     char path[4096];
-    const size_t limit = (size_t)1 << 30;
+    const size_t limit = RECEIPT_MAX;
     struct kd_buf old, value, out;
     kd_buf_init(&old, limit);
     kd_buf_init(&value, 16 << 20);
@@ -222,8 +242,8 @@ int kd_verdict_write(const struct kd_verdict *v, const struct kd_check *c, const
         rc = kd_file_read(&old, path, limit, err);
     else if (!rc)
         kd_buf_str(&old, "{\n}\n");
-    if (!rc)
-        rc = splice(&out, &old, &value, err);
+    if (!rc && (check_object(&old, err) || splice(&out, &old, &value, err)))
+        rc = kd_wrap(err, "%s", path);
     if (!rc)
         rc = kd_file_write(path, out.data, out.size_bytes, err);
     kd_buf_release(&old);
