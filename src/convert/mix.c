@@ -11,6 +11,9 @@
 
 enum { RECEIPT_MAX = 1 << 30 };
 
+/* Of a file: so many times the shards fit an int64_t. */
+static const int64_t file_bytes_max = INT64_C(1) << 50;
+
 static int load(struct kd_json **v, const char *dir, const char *name, struct kd_err *err)
 {
     char path[4096];
@@ -95,6 +98,10 @@ static int sizes(const struct kd_json *receipt, int64_t *bytes, int *count, stru
         if (*count == KD_MIX_SHARDS_MAX)
             return kd_fail(err, KD_ECORRUPT, "kondense.json names more than %d files",
                            KD_MIX_SHARDS_MAX);
+        if (kd_json_kind(v) != KD_JSON_INT || kd_json_int_value(v) < 0 ||
+            kd_json_int_value(v) > file_bytes_max)
+            return kd_fail(err, KD_ECORRUPT,
+                           "kondense.json: the size of '%.60s' is no number of bytes", key);
         bytes[(*count)++] = kd_json_int_value(v);
     }
     return 0;
@@ -240,8 +247,10 @@ static int merge(struct kd_json *out, const char *key, const struct kd_json *a,
 {
     struct kd_json *both = kd_json_new_object();
     if (!both || take(both, kd_json_get(a, key), m, false, by_layer, err) ||
-        take(both, kd_json_get(b, key), m, true, by_layer, err))
+        take(both, kd_json_get(b, key), m, true, by_layer, err)) {
+        kd_json_free(both);
         return kd_fail(err, KD_ENOMEM, "combining two models");
+    }
     return kd_json_set(out, key, both) ? kd_fail(err, KD_ENOMEM, "combining two models") : 0;
 }
 
@@ -253,7 +262,7 @@ struct facts {
     bool masked;
 };
 
-static void facts_of(const struct kd_json *storage, struct facts *f)
+static int facts_of(const struct kd_json *storage, struct facts *f, struct kd_err *err)
 {
     void *iter = NULL, *inner;
     const char *key, *part;
@@ -265,7 +274,11 @@ static void facts_of(const struct kd_json *storage, struct facts *f)
         for (inner = NULL;
              kd_json_next(kd_json_get(entry, "stored_tensors"), &inner, &part, &stored);) {
             const struct kd_json *shape = kd_json_get(stored, "shape");
-            f->total_bytes += kd_json_int_value(kd_json_get(stored, "n_bytes"));
+            int64_t bytes = kd_json_int_value(kd_json_get(stored, "n_bytes"));
+            if (bytes < 0 || bytes > file_bytes_max - f->total_bytes)
+                return kd_fail(err, KD_ECORRUPT,
+                               "quantization_config.json: the bytes of '%.60s' cannot be", key);
+            f->total_bytes += bytes;
             if (format && kd_json_count(shape) == 3) /* the codes: tiles of 256 weights */
                 weights = 256.0 * kd_json_num_value(kd_json_at(shape, 0)) *
                           kd_json_num_value(kd_json_at(shape, 1));
@@ -276,6 +289,11 @@ static void facts_of(const struct kd_json *storage, struct facts *f)
         f->bits += weights * kd_json_num_value(kd_json_get(entry, "bits_per_weight"));
         f->weights += weights;
     }
+    double bits = f->weights > 0 ? f->bits / f->weights : 0;
+    return bits >= 0 && bits < 1000 ? 0
+                                    : kd_fail(err, KD_ECORRUPT,
+                                              "quantization_config.json: its bits a weight "
+                                              "cannot be");
 }
 
 /* Both config files' block, as convert writes it, with the facts of this model. */
@@ -325,8 +343,8 @@ static int write_storage(const struct kd_mix *m, const char *a, const char *b, c
     int rc = load_both(&xa, &xb, a, b, "quantization_config.json", err) ||
              merge(xa, "tensor_storage", xa, xb, m, true, err);
     if (!rc) {
-        facts_of(kd_json_get(xa, "tensor_storage"), f);
-        rc = set_facts(xa, f, err) || put_json(dst, "quantization_config.json", xa, err);
+        rc = facts_of(kd_json_get(xa, "tensor_storage"), f, err) || set_facts(xa, f, err) ||
+             put_json(dst, "quantization_config.json", xa, err);
     }
     kd_json_free(xa);
     kd_json_free(xb);
