@@ -95,7 +95,7 @@ static int plan(struct kd_source *s, const struct kd_source_span *spans, int64_t
         batch_release(b);
         return -1;
     }
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; n && i < count; i++) /* of nothing but empty spans there is no list */
         b->item_count += cut(s, &spans[i], b->items + b->item_count);
     if (n)
         qsort(b->items, (size_t)n, sizeof *b->items, by_place);

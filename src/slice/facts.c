@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/mem.h"
 #include "base/show.h"
 
 #include <stdio.h>
@@ -144,6 +145,12 @@ static void shape_of(const struct kd_heads *h, const char *arch, struct kd_fact_
     }
 }
 
+/* Whether the tokens choose among experts, and how many. */
+static bool chooses(const struct kd_fact_shape *s)
+{
+    return s->used >= 0 && s->used <= s->experts && s->experts > 0;
+}
+
 static void describe(struct kd_facts *f)
 {
     const struct kd_heads *h = f->h;
@@ -164,9 +171,8 @@ static void describe(struct kd_facts *f)
     }
     shape_of(h, f->arch, &f->shape);
     const struct kd_fact_shape *s = &f->shape;
-    bool chosen = s->experts > 0 && s->used >= 0;
     f->active = f->token_bytes = -1;
-    if (f->sum.routed_params && !chosen)
+    if (f->sum.routed_params && !chooses(s))
         return;
     f->active = kd_heads_active(&f->sum, s->used, s->experts);
     f->token_bytes = f->sum.bytes - f->sum.embed_bytes - f->sum.vision_bytes;
@@ -194,13 +200,23 @@ static void whole_given(struct kd_facts *f, const struct kd_heads *of)
     f->src_used = s.used;
     f->src_width = s.width;
     f->src_routed = sum.routed_params;
-    f->src_active = s.experts > 0 ? kd_heads_active(&sum, s.used, s.experts) : -1;
+    f->src_active = chooses(&s) ? kd_heads_active(&sum, s.used, s.experts) : -1;
 }
 
 /* K3 is known by what a slice leaves as it was: hidden width, latent, vocabulary. */
 static bool is_k3(const struct kd_facts *f)
 {
     return f->shape.hidden == 7168 && f->shape.latent == 3584 && f->shape.vocab == 163840;
+}
+
+/* Parameters of a record's routed experts; -1 where the latent width is not known, or cannot be. */
+static int64_t routed_of(const struct kd_slice_record *r, int64_t latent)
+{
+    int64_t one, all;
+    if (latent < 1 || kd_mul64(3 * r->width, latent, &one) ||
+        kd_mul64((r->layers - r->dense) * r->experts, one, &all))
+        return -1;
+    return all;
 }
 
 static void whole_model(struct kd_facts *f, const struct kd_heads *of)
@@ -221,9 +237,7 @@ static void whole_model(struct kd_facts *f, const struct kd_heads *of)
         f->src_used = r->used;
         f->src_width = r->width;
         f->src_active = r->active;
-        f->src_routed = f->shape.latent > 0
-                            ? (r->layers - r->dense) * r->experts * 3 * f->shape.latent * r->width
-                            : -1;
+        f->src_routed = routed_of(r, f->shape.latent);
     } else if (is_k3(f)) {
         f->of = KD_OF_FAMILY;
         snprintf(f->of_name, sizeof f->of_name, "Kimi K3");

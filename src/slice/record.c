@@ -5,7 +5,12 @@
 
 #include <string.h>
 
-enum { RECORD_MAX = 64 << 20, IDS_MAX = KD_K3_LAYERS_MAX * 65536 };
+enum {
+    RECORD_MAX = 64 << 20,
+    EXPERTS_MAX = 1 << 20,
+    WIDTH_MAX = 1 << 24,
+    IDS_MAX = KD_K3_LAYERS_MAX * 65536
+};
 
 void kd_slice_record_release(struct kd_slice_record *r)
 {
@@ -132,9 +137,16 @@ static void set_text(char *out, size_t size, const char *text, size_t bytes)
     snprintf(out, size, "%.*s", (int)(bytes < size ? bytes : size - 1), text);
 }
 
-/* The two lists, with their counts checked against each other. */
+/* The two lists, with their counts checked against each other, and the source's own. */
 static int set_ids(struct kd_slice_record *r, int64_t layers, int64_t experts, struct kd_err *err)
 {
+    if (r->layers > KD_K3_LAYERS_MAX || r->dense > r->layers || r->experts > EXPERTS_MAX ||
+        r->used > r->experts || r->width > WIDTH_MAX)
+        return kd_fail(err, KD_ECORRUPT,
+                       "its slice record is of a model of %lld layers, %lld of them dense, and "
+                       "%lld experts of width %lld, %lld used: there is none",
+                       (long long)r->layers, (long long)r->dense, (long long)r->experts,
+                       (long long)r->width, (long long)r->used);
     if (layers < 1 || layers > KD_K3_LAYERS_MAX || experts < 1 || experts > IDS_MAX ||
         (r->lists != 1 && r->lists != layers) || experts % r->lists)
         return kd_fail(err, KD_ECORRUPT,
