@@ -60,7 +60,7 @@ int kd_url_origin(struct kd_origin *o, const char *url, struct kd_err *err)
     if (!u)
         return kd_fail(err, KD_ENOMEM, "out of memory");
     int rc = curl_url_set(u, CURLUPART_URL, url, 0) || origin_of(o, u) ? -1 : 0;
-    if (rc || (strcmp(o->scheme, "http") && strcmp(o->scheme, "https")))
+    if (rc || o->port < 1 || (strcmp(o->scheme, "http") && strcmp(o->scheme, "https")))
         rc = kd_fail(err, KD_EINVAL, "'%s' is not an http or https address", shown);
     else if (!part(u, CURLUPART_USER, 0, user, sizeof user) ||
              !part(u, CURLUPART_PASSWORD, 0, user, sizeof user))
