@@ -59,26 +59,30 @@ static int pick(struct work *w, struct kd_err *err)
     return 0;
 }
 
+static int by_place(const void *a, const void *b)
+{
+    const struct kd_audit_expert *x = a, *y = b;
+    if (x->layer != y->layer)
+        return x->layer < y->layer ? -1 : 1;
+    return x->expert < y->expert ? -1 : x->expert > y->expert;
+}
+
 /* The expert of the sample that a receipt's entry is of; *p: which of its matrices. */
-static struct kd_audit_expert *entry_of(const struct work *w, const char *key, int *p)
+static struct kd_audit_expert *entry_of(const struct kd_audit *a, const char *key, int *p)
 {
     const char *l = strstr(key, "layers."), *e = l ? strstr(l, ".experts.") : NULL;
     const char *dot = e ? strrchr(e, '.') : NULL;
     if (!dot)
         return NULL;
-    int64_t layer = strtol(l + 7, NULL, 10), expert = strtol(e + 9, NULL, 10);
+    struct kd_audit_expert at = {.layer = strtol(l + 7, NULL, 10),
+                                 .expert = strtol(e + 9, NULL, 10)};
     for (*p = 0; *p < 3 && strcmp(dot + 1, proj[*p]) != 0;)
         ++*p;
-    if (*p == 3 || !chosen((void *)(uintptr_t)w, layer, expert))
-        return NULL;
-    for (int64_t i = 0; i < w->a->n; i++)
-        if (w->a->expert[i].layer == layer && w->a->expert[i].expert == expert)
-            return &w->a->expert[i];
-    return NULL;
+    return *p == 3 ? NULL : bsearch(&at, a->expert, (size_t)a->n, sizeof at, by_place);
 }
 
 /* "tensors": {KEY: {"rel": X, ...}}, streamed: a K3 receipt has a million entries. */
-static int scan_receipt(struct work *w, const char *text, size_t bytes, struct kd_err *err)
+int kd_audit_receipt(struct kd_audit *a, const char *text, size_t bytes, struct kd_err *err)
 {
     struct kd_jscan_limits limits = {
         .depth = 32, .string_bytes = 1 << 20, .total_bytes = RECEIPT_MAX};
@@ -91,7 +95,7 @@ static int scan_receipt(struct work *w, const char *text, size_t bytes, struct k
         if (s.tok == KD_JT_NAME && s.depth == 1)
             tensors = !strcmp(s.text, "tensors");
         else if (s.tok == KD_JT_NAME && s.depth == 2 && tensors)
-            at = entry_of(w, s.text, &p);
+            at = entry_of(a, s.text, &p);
         else if (s.tok == KD_JT_NAME && s.depth == 3)
             rel = tensors && at && !strcmp(s.text, "rel");
         else if (rel && s.depth == 3 && (s.tok == KD_JT_NUM || s.tok == KD_JT_INT))
@@ -113,7 +117,7 @@ static int read_receipt(struct work *w, struct kd_err *err)
     kd_buf_init(&text, (size_t)RECEIPT_MAX + 1);
     int rc = kd_source_load(s, file, RECEIPT_MAX, &text, err);
     if (!rc)
-        rc = scan_receipt(w, text.data ? text.data : "", text.size_bytes, err);
+        rc = kd_audit_receipt(w->a, text.data ? text.data : "", text.size_bytes, err);
     kd_buf_release(&text);
     if (rc)
         return kd_wrap(err, "%s/kondense.json", kd_source_where(s));

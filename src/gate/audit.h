@@ -49,6 +49,9 @@ struct kd_audit {
 int kd_audit_run(struct kd_audit *a, const struct kd_run *run, const struct kd_audit_plan *plan,
                  struct kd_err *err) KD_MUST;
 void kd_audit_release(struct kd_audit *a);
+/* Puts what a receipt's text says of the experts of the sample into their `said`. */
+int kd_audit_receipt(struct kd_audit *a, const char *text, size_t bytes,
+                     struct kd_err *err) KD_MUST;
 /* The highest share of bad ones in the whole of which so few or fewer in n have 5 %. */
 double kd_audit_bound(int64_t bad, int64_t n);
 void kd_audit_text(struct kd_buf *out, const struct kd_audit *a);
