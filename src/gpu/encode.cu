@@ -26,7 +26,9 @@ enum {
     BLOCK_TILES = 48,    /* of one search for each block, if there are so many */
     STAMPS = 4,          /* events of a round */
     HELD_SHARE = 4,      /* what stays, such as shared Hessians, may take this part of the memory */
-    RESERVE = 512 << 20, /* device memory for searches and rounds */
+    LOADED = 256 << 20,  /* device memory for kernels, their stacks, and rounding up */
+    TARGET_BYTES = 1024, /* of a tile in a round */
+    STATES_BYTES = 512,
     TARGETS_SHARED = (KD_ENCODE_SPAN * KD_TILE + KD_TILE * (KD_ENCODE_COLUMNS + 1)) * 4,
     VALUES_SHARED =
         KD_ENCODE_GROUP * KD_TILE_WEIGHTS * (8 + 2) + KD_TILE * (KD_ENCODE_GROUP * KD_TILE + 1) * 4
@@ -208,9 +210,9 @@ static int grow(struct kd_encode_device *d, int64_t tiles, struct kd_err *err)
     d->target = nullptr;
     d->states = nullptr;
     d->room_tiles = 0;
-    if (kd_gpu_failed(cudaMalloc((void **)&d->target, (size_t)tiles * 1024), err,
+    if (kd_gpu_failed(cudaMalloc((void **)&d->target, (size_t)tiles * TARGET_BYTES), err,
                       "device memory for tiles") ||
-        kd_gpu_failed(cudaMalloc((void **)&d->states, (size_t)tiles * 512), err,
+        kd_gpu_failed(cudaMalloc((void **)&d->states, (size_t)tiles * STATES_BYTES), err,
                       "device memory for states"))
         return -1;
     d->room_tiles = tiles;
@@ -501,7 +503,9 @@ static int open_device(struct kd_encode_device *d, int index, int64_t memory_byt
     if (kd_gpu_open(&d->gpu, index, err))
         return -1;
     const struct kd_gpu_facts *f = kd_gpu_facts(d->gpu);
-    d->budget = f->free_bytes - f->free_bytes / 32 - RESERVE;
+    d->budget = f->free_bytes - f->free_bytes / 32 - LOADED -
+                (int64_t)ROUND_TILES * (TARGET_BYTES + STATES_BYTES) -
+                kd_gpu_search_room(f, ROUND_TILES);
     if (memory_bytes && memory_bytes < d->budget)
         d->budget = memory_bytes;
     if (d->budget <= 0)

@@ -2,6 +2,8 @@
 #include "gpu/search.cuh"
 #include "gpu/trellis_search.cuh"
 
+#include <algorithm>
+
 namespace
 {
 
@@ -118,11 +120,20 @@ int grow(struct kd_gpu_search_scratch *m, int64_t kept_bytes, int64_t tiles, str
 }
 
 /* Where KD_COPY_OUT holds, the copy engine keeps a pair's costs. */
-int segment_of(const struct kd_gpu *g, const search_form &form, struct kd_rate r)
+int segment_of(const struct kd_gpu_facts *f, const search_form &form, struct kd_rate r)
 {
-    return kd_gpu_search_segment(r, form.pair && g->facts.major >= 9 && g->facts.major < 12,
-                                 form.tiles);
+    return kd_gpu_search_segment(r, form.pair && f->major >= 9 && f->major < 12, form.tiles);
 }
+
+/* Device memory where so many blocks keep costs. */
+int64_t kept_bytes(const struct kd_gpu_facts *f, struct kd_rate r, int blocks)
+{
+    const search_form form = form_for(r, f->block_shared_bytes);
+    return blocks * form.tiles * kd_gpu_search_kept(r, segment_of(f, form, r)) *
+           (int64_t)sizeof(uint16_t);
+}
+
+enum { TILE_BYTES = sizeof(uint32_t) + sizeof(uint8_t) }; /* again, good */
 
 int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
 {
@@ -131,6 +142,18 @@ int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
 }
 
 } // namespace
+
+int64_t kd_gpu_search_room(const struct kd_gpu_facts *f, int64_t tiles)
+{
+    int64_t most = 0;
+
+    for (unsigned sixteenths = 16; sixteenths <= 128; sixteenths++) {
+        const struct kd_rate r = kd_rate_from16(sixteenths);
+        if (form_for(r, f->block_shared_bytes).shared <= f->block_shared_bytes)
+            most = std::max(most, kept_bytes(f, r, f->sms));
+    }
+    return most + tiles * TILE_BYTES;
+}
 
 void kd_gpu_search_close(struct kd_gpu *g)
 {
@@ -152,7 +175,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                          uint16_t *states, int64_t tiles, struct kd_err *err)
 {
     const search_form form = form_for(rate, g->facts.block_shared_bytes);
-    const int segment = segment_of(g, form, rate);
+    const int segment = segment_of(&g->facts, form, rate);
     const int grid = blocks_of(g, blocks, tiles);
     struct kd_gpu_search_scratch *m;
 
@@ -167,8 +190,7 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                        "%s: %lld bytes of shared memory a block, this rate needs %lld; use the CPU",
                        g->facts.name, (long long)g->facts.block_shared_bytes,
                        (long long)form.shared);
-    if (scratch_of(g, &m, err) ||
-        grow(m, grid * form.tiles * kd_gpu_search_kept(rate, segment) * 2, tiles, err))
+    if (scratch_of(g, &m, err) || grow(m, kept_bytes(&g->facts, rate, grid), tiles, err))
         return -1;
     const kd_gpu_search_args a = {target, states, m->good,  m->kept, m->again,
                                   tiles,  rate,   codebook, seam,    segment};
@@ -211,7 +233,7 @@ extern "C" int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
         return -1;
     if (figures) {
         const int segment =
-            segment_of(g, form_for(job->rate, g->facts.block_shared_bytes), job->rate);
+            segment_of(&g->facts, form_for(job->rate, g->facts.block_shared_bytes), job->rate);
         const int64_t all = 255 / segment, half = (job->seam - 1 + segment) / segment;
         *figures = {ms * 1e-3, blocks_of(g, job->blocks, job->tiles),
                     form_for(job->rate, g->facts.block_shared_bytes).shared,

@@ -12,6 +12,10 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
                          enum kd_codebook codebook, int seam, int blocks, const float *target,
                          uint16_t *states, int64_t tiles, struct kd_err *err);
 
+/* Device memory that searches of up to so many tiles take at most, whatever their rates: costs that
+ * are kept, by every multiprocessor at the rate that keeps most, and a few bytes a tile. */
+int64_t kd_gpu_search_room(const struct kd_gpu_facts *f, int64_t tiles);
+
 /* kd_gpu_close calls it. */
 void kd_gpu_search_close(struct kd_gpu *g);
 

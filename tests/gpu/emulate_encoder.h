@@ -49,6 +49,12 @@ extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
 }
 #endif
 
+/* The CPU's kernel takes none of it; a number that must be seen in the plan. */
+int64_t kd_gpu_search_room(const struct kd_gpu_facts *, int64_t tiles)
+{
+    return (12 << 20) + tiles;
+}
+
 int kd_gpu_search_launch(struct kd_gpu *, cudaStream_t, struct kd_rate rate,
                          enum kd_codebook codebook, int seam, int blocks, const float *target,
                          uint16_t *states, int64_t tiles, struct kd_err *err)

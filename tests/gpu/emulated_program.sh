@@ -25,7 +25,7 @@ listing "$work/cuda" | cmp - "$work/want" || fail "other bytes"
 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run | grep -q "^device: 1 x" || fail "no plan"
 
 # With a megabyte for all of it there is room for one tensor; what finds none is done here.
-KD_FAKE_FREE=555270000 "$KONDENSE" convert "$work/src" "$work/narrow" $args --device cuda >"$work/said"
+KD_FAKE_FREE=292788807 "$KONDENSE" convert "$work/src" "$work/narrow" $args --device cuda >"$work/said"
 grep -q "^device: 1 x emulated, at most 1.0 MB of the 1.0 MB free" "$work/said" || fail "room: $(cat "$work/said")"
 listing "$work/narrow" | cmp - "$work/want" || fail "other bytes without room"
 
@@ -114,7 +114,7 @@ url=https://127.0.0.1:$(python3 -c 'import socket; s = socket.socket(); s.bind((
 "$KONDENSE" farm init "$work/farm" --farm "$url" --listen 127.0.0.1 --tokens 1 --ledger "" --share "" >/dev/null
 "$KONDENSE" convert "$work/src" "$work/farmed" $args --farm "$url" --farm-dir "$work/farm" --only-workers >/dev/null &
 convert=$!
-KONDENSE_LOG=info KD_FAKE_FREE=555270000 "$KONDENSE" worker --join "$work/farm/worker.join" --dir "$work/worker" --device cuda \
+KONDENSE_LOG=info KD_FAKE_FREE=292788807 "$KONDENSE" worker --join "$work/farm/worker.join" --dir "$work/worker" --device cuda \
     --quiet 2>"$work/err" || fail "a worker: $(cat "$work/err")"
 wait $convert
 grep -q "layer=1 lanes=1 of=48" "$work/err" || fail "room for a worker: $(cat "$work/err")"
