@@ -400,7 +400,8 @@ def drain():
 
 @case("operation", "SIGTERM with no patience: the answer is cut and says so")
 def drain_cut():
-    d = Server("--drain", "0.2")
+    d = Server("--drain", "0.2", "--effort", "medium")
+    assert d.json("GET", "/props")[1]["effort"] == "high"  # as in a request
     data = json.dumps(chat_body("slow 50\nsay " + "a b c d " * 500, stream=True))
     r = d.raw(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
               f"Content-Length: {len(data)}\r\n\r\n{data}")
