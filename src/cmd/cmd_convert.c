@@ -267,8 +267,7 @@ static int open_source(struct work *w, const char *src, const char *dst, struct 
                            kd_ckpt_at(w->ck, i)->name);
     if (o.latent_eps > 0)
         w->cfg.eps_latent = (float)o.latent_eps;
-    return kd_cmd_encode_text(w->ck, &w->cfg, o.dry ? NULL : o.calib, o.rows, o.cols, &w->tok,
-                              &w->text, err);
+    return kd_cmd_encode_text(w->ck, &w->cfg, o.calib, o.rows, o.cols, &w->tok, &w->text, err);
 }
 
 static void print_device(const struct kd_run *run, const struct kd_job *jobs, int count, bool fast)

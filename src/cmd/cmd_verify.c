@@ -280,7 +280,7 @@ static bool line_good(const struct line *l)
 
 static int run_layers(struct job *j, struct kd_err *err)
 {
-    int64_t want = o.layers && o.layers < j->cfg.layers ? o.layers : j->cfg.layers;
+    int64_t want = o.layers ? o.layers : j->cfg.layers;
     kd_progress_begin("verify", "layers", want, 0);
     for (int64_t l = 0; l < want; l++) {
         char note[64];
@@ -470,6 +470,9 @@ static int work(struct job *j, const char *dir, struct kd_err *err)
     if (kd_k3_cfg_parse(&j->cfg, config, NULL, err) || kd_k3_cfg_check(&j->cfg, config, err) ||
         kd_k3_known(&j->cfg, j->ck, err) || find_missing(j, err))
         return -1;
+    if (o.layers > j->cfg.layers)
+        return kd_fail(err, KD_EUSAGE, "--layers %lld: the model has %lld", (long long)o.layers,
+                       (long long)j->cfg.layers);
     if (j->missing[j->cfg.layers] >= 0)
         return kd_fail(err, KD_EIO, "nothing can be checked without the embedding: %s is not there",
                        kd_ckpt_shard_name(j->ck, j->missing[j->cfg.layers]));

@@ -27,6 +27,9 @@ refuses 1 "cannot open" convert "$work/none" "$work/dst" --calib "$calib"
 refuses 1 "cannot open" convert "$model" "$work/dst" --calib "$work/none.txt"
 printf 'short' >"$work/short.txt"
 refuses 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32
+cp "$work/err" "$work/run"
+refuses 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32 --dry-run
+cmp "$work/run" "$work/err" || { echo "a dry run says something else"; exit 1; }
 
 # A model that is EXL3 already has nothing to encode: it would be copied under the name of another rate.
 "$KONDENSE" synth "$work/exl3" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json" --format exl3 >/dev/null

@@ -13,6 +13,8 @@ grep -q '^logits .* ok' "$tmp/out" || fail "no logits"
 
 [ "$(code "$KONDENSE" verify "$nano" --layers 2 --json)" = 0 ] || fail "--layers"
 tr -d ' \n' <"$tmp/out" | grep -q '"layers_checked":2,.*"first_difference":null,"logits":null' || fail "--layers JSON"
+[ "$(code "$KONDENSE" verify "$nano" --layers 10)" = 2 ] || fail "more layers than there are"
+grep -q 'the model has 9$' "$tmp/err" || fail "more layers: $(cat "$tmp/err")"
 
 # Another epsilon in the latent norms shows in a layer after the first MLA layer (3).
 [ "$(code "$KONDENSE" verify "$nano" --latent-eps 1e-3)" = 3 ] || fail "a wrong epsilon passes"
