@@ -209,22 +209,31 @@ int kd_dir_remove(const char *path, struct kd_err *err)
     return remove_at(AT_FDCWD, path, err);
 }
 
-int kd_dir_sweep(const char *path, struct kd_err *err)
+/* Removes NAME.tmpXXXXXX; of every name when `of` is NULL. */
+static int sweep(DIR *dir, const char *path, const char *of, struct kd_err *err)
 {
     char name[4096];
-    DIR *dir = opendir(path);
-    if (!dir)
-        return kd_fail_sys(err, "cannot list '%s'", path);
     int rc = 0;
     struct dirent *e;
     while (!rc && (e = readdir(dir))) {
         const char *tmp = strstr(e->d_name, ".tmp");
-        if (tmp && strlen(tmp) == 10) {
+        if (of)
+            tmp = strncmp(e->d_name, of, strlen(of)) ? NULL : e->d_name + strlen(of);
+        if (tmp && !strncmp(tmp, ".tmp", 4) && strlen(tmp) == 10) {
             rc = kd_path_join(name, sizeof name, path, e->d_name, err);
             if (!rc && unlink(name))
                 rc = kd_fail_sys(err, "cannot remove '%s'", name);
         }
     }
+    return rc;
+}
+
+int kd_dir_sweep(const char *path, struct kd_err *err)
+{
+    DIR *dir = opendir(path);
+    if (!dir)
+        return kd_fail_sys(err, "cannot list '%s'", path);
+    int rc = sweep(dir, path, NULL, err);
     closedir(dir);
     return rc;
 }
@@ -266,17 +275,36 @@ int kd_name_check(const char *name, struct kd_err *err)
     return 0;
 }
 
-static int sync_parent(const char *path, struct kd_err *err)
+/* The folder that holds `path`. */
+static void parent_of(char dir[4096], const char *path)
 {
-    char dir[4096];
-    snprintf(dir, sizeof dir, "%s", path);
+    snprintf(dir, 4096, "%s", path);
     char *slash = strrchr(dir, '/');
     if (!slash)
-        snprintf(dir, sizeof dir, ".");
+        snprintf(dir, 4096, ".");
     else if (slash == dir)
         dir[1] = 0;
     else
         *slash = 0;
+}
+
+int kd_out_sweep(const char *path, struct kd_err *err)
+{
+    char parent[4096];
+    parent_of(parent, path);
+    DIR *dir = opendir(parent);
+    if (!dir) /* writing there says what is wrong */
+        return 0;
+    const char *slash = strrchr(path, '/');
+    int rc = sweep(dir, parent, slash ? slash + 1 : path, err);
+    closedir(dir);
+    return rc;
+}
+
+static int sync_parent(const char *path, struct kd_err *err)
+{
+    char dir[4096];
+    parent_of(dir, path);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return kd_fail_sys(err, "cannot open the folder '%s'", dir);

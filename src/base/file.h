@@ -42,6 +42,8 @@ int kd_dir_make(const char *path, struct kd_err *err) KD_MUST;
 int kd_dir_remove(const char *path, struct kd_err *err) KD_MUST;
 /* Removes what a killed kd_out_open left in a folder (NAME.tmpXXXXXX); nobody else writes there. */
 int kd_dir_sweep(const char *path, struct kd_err *err) KD_MUST;
+/* The same for one file, in a folder where others may be at work: removes `path`.tmpXXXXXX. */
+int kd_out_sweep(const char *path, struct kd_err *err) KD_MUST;
 /* "a/b" into out (at most size bytes with the NUL); -1 if it does not fit. */
 int kd_path_join(char *out, size_t size, const char *a, const char *b, struct kd_err *err) KD_MUST;
 /* Bytes free for us on the file system that holds `path` (or its nearest parent that exists). */

@@ -65,7 +65,7 @@ int kd_ref_create(struct kd_ref_out *r, const char *path, const struct kd_ref_he
                        "the source's lm_head is quantized; a reference is saved of a model whose "
                        "lm_head is BF16 or F32");
     memcpy(h.magic, magic, sizeof magic);
-    if (kd_out_open(&r->file, path, err))
+    if (kd_out_sweep(path, err) || kd_out_open(&r->file, path, err)) /* left by a killed run */
         return -1;
     r->open = true;
     if (kd_sha256_init(&r->sha, err) || kd_ref_put(r, &h, sizeof h, err) ||

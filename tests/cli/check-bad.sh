@@ -27,7 +27,10 @@ expect 1 'No such file' --ref "$tmp/nothing" "$model"
 expect 2 'SRC is needed' --ref "$tmp/nothing" "$model" --battery "$tmp/nothing"
 expect 2 'do not go together' --ref "$tmp/nothing" "$model" --save-ref "$tmp/ref"
 
+# What a killed run left of it goes; what is another's stays.
+touch "$tmp/ref.tmpAbC012" "$tmp/ref2.tmpAbC012" "$tmp/ref.tmp"
 "$KONDENSE" check "$model" "$model" --text "$text" --rows 2 --cols 64 --save-ref "$tmp/ref" >/dev/null || fail "a reference"
+[ ! -e "$tmp/ref.tmpAbC012" ] && [ -e "$tmp/ref2.tmpAbC012" ] && [ -e "$tmp/ref.tmp" ] || fail "left: $(ls "$tmp")"
 expect 1 'rows of 64' --ref "$tmp/ref" "$model" --cols 65
 expect 1 'rows of 64' --ref "$tmp/ref" "$model" --rows 3
 expect 1 'other text' --ref "$tmp/ref" "$model" --text "$KONDENSE_TEST_DATA/text/calib.txt"
