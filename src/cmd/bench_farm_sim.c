@@ -88,9 +88,10 @@ static void simulate_plan(const struct kd_bench *b)
 }
 
 /* Devices by what one H200 was measured at (docs/performance.md, which has the commands): the
- * trellis search at 2.3125 bits; what a whole quantizing step keeps of its search's rate; sums in
- * the CPU's order, for the calibration; prefill through layers of K3's shape, for the quantized
- * forward. Other devices' sums and forward are scaled by their multiprocessors. */
+ * trellis search at 2.3125 bits, where a Spark's memory is what binds by the costs of one tile a
+ * block; what a whole quantizing step keeps of its search's rate; sums in the CPU's order, for the
+ * calibration; prefill through layers of K3's shape, for the quantized forward. Other devices' sums
+ * and forward are scaled by their multiprocessors. */
 static const double step_share = 0.866, sums_tflops = 35, layer_tokens_s = 645 * 12.0;
 /* Farm 2.5: SHA-256 with the machine's instructions, one core. */
 static const double hash_gb_s = 2.04;
@@ -105,13 +106,14 @@ static const struct device {
 } devices[] = {
     {"Spark",
      48,
-     {{98345, "measured on 48 of an H200's 132 multiprocessors"},
-      {220e9 / (3072 * 1024), "220 GB/s over the 3,072 KB of costs that a tile writes"}}},
+     {{151438, "measured on 48 of an H200's 132 multiprocessors"},
+      {220e9 / ((2656 + 166) * 1024),
+       "220 GB/s over the 2,656 KB of costs that a tile writes and the 166 KB it reads"}}},
     {"GB300",
      160,
-     {{269277.0 * 160 / 132, "an H200's, scaled by multiprocessors"},
-      {269277.0 * 160 / 132, "an H200's, scaled by multiprocessors"}}},
-    {"H200", 132, {{269277, "measured"}, {269277, "measured"}}}};
+     {{393907.0 * 160 / 132, "an H200's, scaled by multiprocessors"},
+      {393907.0 * 160 / 132, "an H200's, scaled by multiprocessors"}}},
+    {"H200", 132, {{393907, "measured"}, {393907, "measured"}}}};
 
 static void say_device(const struct kd_bench *b, const struct device *d, int by_memory)
 {
