@@ -10,7 +10,7 @@
 #define NVL      "NVLink 4, 450 GB/s one way, data sheet"
 #define NCCL     "NCCL in CUDA graphs on H200, serving 5.5, Nov 2026"
 #define PCIE     "PCIe 5 x16, 28 to 55 GB/s, serving 4.3, Nov 2026"
-#define ENC_H200 "own kernel on one H200 at K=2, seam 64, exl3 5.4, Nov 2026"
+#define ENC_H200 "measured on one H200 at 2.3125 bits, docs/performance.md, Nov 2026"
 #define BY_SM    "estimate: the H200's rate by number of SMs"
 #define GEN5     "one Gen5 drive, serving 4.3, Nov 2026"
 #define GEN4     "one Gen4 drive, serving 4.4, Nov 2026"
@@ -27,7 +27,7 @@ const struct kd_preset kd_presets[] = {
                                 {11.7, "plan document, Oct 2026: working memory 6; margin 5.7 is stated nowhere, backed out"}},
               {KD_MEM_NVME, {3700, "4 TB model, data sheet"}, {5, "serving 4.5, Nov 2026"}, {100, E}}},
      .tflops = {15.5, "TensorFold GLM-5.3 on four Sparks, serving 3.5, Nov 2026"},
-     .fp32_tflops = {31, DOC}, .tiles_s = {110000, "estimate: exl3 5.4, 100 to 120 thousand if the kernel keeps its rate by SM and clock"},
+     .fp32_tflops = {31, DOC}, .tiles_s = {76000, "estimate: 220 GB/s over what a tile at 2.3125 bits writes and reads, docs/performance.md; 48 SMs of an H200 do 151 thousand"},
      .link_gb_s = {25, "200 GbE, serving appendix B, Nov 2026"}, .collective_us = {40, "plan document, Oct 2026; a 2-Spark NCCL figure, farm 0"},
      .watts = {240, "power supply, data sheet"}, .price_usd = {4699, "list price in a press report, Jun 2026"}},
     {.key = "gb300", .title = "DGX Station GB300",
@@ -35,25 +35,25 @@ const struct kd_preset kd_presets[] = {
                             {2.7, "backed out: with 62 on the Grace side it makes the document's 680 GiB, which it does not explain"}},
               {KD_MEM_GRACE, {494, DOC}, {349, "C2C reads, serving 7.1, Nov 2026"}, {62, "plan document's figure 6: OS and slack, Oct 2026"}},
               {KD_MEM_NVME, {3700, E}, {12.9, GEN5}, {100, E}}},
-     .tflops = {1000, "effective, serving 3.5, Nov 2026"}, .fp32_tflops = {83, DOC}, .tiles_s = {425000, BY_SM},
+     .tflops = {1000, "effective, serving 3.5, Nov 2026"}, .fp32_tflops = {83, DOC}, .tiles_s = {474000, BY_SM},
      .link_gb_s = {50, E}, .collective_us = {31, NCCL}, .watts = {1600, E},
      .price_usd = {96996, "one system's shop price in a press report, Jun 2026"}},
     {.key = "h100", .title = "NVIDIA H100 SXM 80 GB",
      .tier = {{KD_MEM_HBM, {74.5, SHEET("80 GB,")}, {2848, SHARE("3.35 TB/s")}, {4, E}}},
-     .tflops = {400, E}, .fp32_tflops = {67, SHEET("H100")}, .tiles_s = {351000, "estimate: as the H200, the same chip"},
+     .tflops = {400, E}, .fp32_tflops = {67, SHEET("H100")}, .tiles_s = {391000, "estimate: as the H200, the same chip"},
      .link_gb_s = {450, NVL}, .collective_us = {31, NCCL}, .watts = {700, SHEET("H100")},
      .price_usd = {27500, "25 to 30 thousand list, Kimi-K3 hardware thread, 2026"}},
     {.key = "h200", .title = "NVIDIA H200 SXM 141 GB",
      .tier = {{KD_MEM_HBM, {131.3, SHEET("141 GB,")}, {4080, SHARE("4.8 TB/s")}, {4, E}}},
-     .tflops = {400, E}, .fp32_tflops = {67, SHEET("H200")}, .tiles_s = {351000, ENC_H200},
+     .tflops = {400, E}, .fp32_tflops = {67, SHEET("H200")}, .tiles_s = {391000, ENC_H200},
      .link_gb_s = {450, NVL}, .collective_us = {31, NCCL}, .watts = {700, SHEET("H200")}, .price_usd = {32000, E}},
     {.key = "b200", .title = "NVIDIA B200 180 GB",
      .tier = {{KD_MEM_HBM, {167.6, SHEET("180 GB,")}, {6800, SHARE("8 TB/s")}, {4, E}}},
-     .tflops = {900, E}, .fp32_tflops = {75, SHEET("B200")}, .tiles_s = {393000, BY_SM},
+     .tflops = {900, E}, .fp32_tflops = {75, SHEET("B200")}, .tiles_s = {438000, BY_SM},
      .link_gb_s = {900, "NVLink 5, 900 GB/s one way, data sheet"}, .collective_us = {31, NCCL}, .watts = {1000, SHEET("B200")}, .price_usd = {40000, E}},
     {.key = "b300", .title = "NVIDIA B300 288 GB",
      .tier = {{KD_MEM_HBM, {268.2, SHEET("288 GB,")}, {6800, SHARE("8 TB/s")}, {4, E}}},
-     .tflops = {1000, E}, .fp32_tflops = {75, "HGX B300, published notes, 2026"}, .tiles_s = {425000, BY_SM},
+     .tflops = {1000, E}, .fp32_tflops = {75, "HGX B300, published notes, 2026"}, .tiles_s = {474000, BY_SM},
      .link_gb_s = {900, "NVLink 5, 900 GB/s one way, data sheet"}, .collective_us = {31, NCCL}, .watts = {1400, SHEET("B300")}, .price_usd = {50000, E}},
     {.key = "rtx-pro-6000", .title = "RTX PRO 6000 Blackwell 96 GB",
      .tier = {{KD_MEM_HBM, {95, SHEET("96 GB,")}, {1523, SHARE("1.792 TB/s")}, {4, E}},
