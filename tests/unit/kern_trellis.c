@@ -79,6 +79,8 @@ static void rates(void **unused)
     (void)unused;
 
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        if (isa.isa == KD_ISA_NEON && i % 2) /* emulated in most runs */
+            continue;
         for (unsigned t = 0; t < 3; t++)
             make_tile(0, list[i] + t, 1.0f, target + 256 * t);
         compare(kd_rate_from16(list[i]), KD_CB_MUL1, 128, target, list[i] % 5 ? 1 : 3);
@@ -117,7 +119,10 @@ static void extremes(void **unused)
 
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         for (unsigned kind = 1; kind < KINDS; kind++) {
-            if (isa.isa == KD_ISA_NEON && (kind + i) % 3) /* emulated in most runs */
+            /* AVX2 and AVX-512 are one text (trellis_body.h) and share these, NEON is emulated in
+             * most runs. */
+            if (isa.isa == KD_ISA_NEON ? (kind + i) % 3 != 0
+                                       : (kind + i) % 2 != (isa.isa == KD_ISA_AVX512))
                 continue;
             make_tile(kind, kind, 1.0f, target);
             compare(kd_rate_from16(list[i]), kind % 2 ? KD_CB_MCG : KD_CB_MUL1, 128, target, 1);
