@@ -1,6 +1,7 @@
 /* Any bytes as the body of a chat request (first byte even) or of a text completion: refused in
  * words, or a prompt of known ids. */
 #include "base/assert.h"
+#include "fuzz/nano.h"
 #include "serve/api_request.h"
 #include "serve/said.h"
 
@@ -21,15 +22,13 @@ int64_t kd_engine_room(const struct kd_engine *e, int64_t prompt_count, int64_t 
 static struct kd_tok *tok;
 static struct kd_vocab *vocab;
 
-static void open_tok(void)
+static void open_vocab(void)
 {
     struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
+    if (vocab)
         return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err) && !kd_vocab_open(&vocab, tok, &err));
+    tok = fuzz_tok();
+    KD_ASSERT(!kd_vocab_open(&vocab, tok, &err));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -38,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static struct kd_k3_cfg cfg = {.bos = -1};
     struct kd_ask ask;
     struct kd_bad bad;
-    open_tok();
+    open_vocab();
     api.o.model_id = "m";
     api.tok = tok;
     api.vocab = vocab;

@@ -3,6 +3,7 @@
  * choose words of the format, others a token. The engine is this file. */
 #include "base/assert.h"
 #include "base/mem.h"
+#include "fuzz/nano.h"
 #include "serve/api_stream.h"
 #include "serve/said.h"
 
@@ -148,17 +149,6 @@ static const char *const words[20] = {"<|open|>",
                                       "{\"a\": [1]}",
                                       "\\\"\n"};
 
-static void open_tok(void)
-{
-    struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
-        return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err));
-}
-
 /* What was told, as one text. */
 static void on_part(void *ctx, struct kd_choice *c, enum kd_part part, const struct kd_call *call,
                     const char *text, size_t bytes)
@@ -210,7 +200,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static struct kd_api api;
     struct kd_buf one, many;
-    open_tok();
+    tok = fuzz_tok();
     api.o.model_id = "m";
     api.tok = tok;
     api.cfg = &cfg;

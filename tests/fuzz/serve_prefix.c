@@ -6,6 +6,7 @@
 #include "base/assert.h"
 #include "base/hash.h"
 #include "fuzz/files.h"
+#include "fuzz/nano.h"
 #include "serve/prefix_int.h"
 
 #include <semaphore.h>
@@ -64,9 +65,7 @@ static void begin(void)
     struct kd_err err;
     struct kd_map m;
     char dir[4096], path[128];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_kern_pick(&kern, &err) && !kd_k3_open(&model, dir, &run, NULL, &err) &&
+    KD_ASSERT(!kd_kern_pick(&kern, &err) && !kd_k3_open(&model, fuzz_nano(dir), &run, NULL, &err) &&
               !kd_k3_fingerprint(model, fingerprint, &err) && !sem_init(&loads, 0, 0));
     struct kd_prefix_entry *e = entry();
     KD_ASSERT(!kd_k3_seq_read(&e->seq, model, COUNT, zeros, NULL, &err));

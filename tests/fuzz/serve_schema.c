@@ -2,6 +2,7 @@
  * rules that a walk through their masks can follow. */
 #include "base/assert.h"
 #include "base/rand.h"
+#include "fuzz/nano.h"
 #include "serve/grammar.h"
 
 #include <stdio.h>
@@ -13,15 +14,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 static struct kd_tok *tok;
 static struct kd_vocab *vocab;
 
-static void open_tok(void)
+static void open_vocab(void)
 {
     struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
+    if (vocab)
         return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err) && !kd_vocab_open(&vocab, tok, &err));
+    tok = fuzz_tok();
+    KD_ASSERT(!kd_vocab_open(&vocab, tok, &err));
 }
 
 static void walk(const struct kd_grammar *g, uint64_t seed)
@@ -49,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct kd_jtree t;
     struct kd_grammar *g;
     struct kd_err err;
-    open_tok();
+    open_vocab();
     if (bytes < 3 || bytes > 4096 || kd_jtree_parse(&t, (const char *)data + 3, bytes - 3, &err))
         return 0;
     const struct kd_jnode *root = kd_jtree_root(&t);

@@ -1,6 +1,7 @@
 /* A chat request of any bytes: refused with a reason, or rendered so that exactly the markup
  * segments are special ids; and JSON that was read is written so that it reads back the same. */
 #include "base/assert.h"
+#include "fuzz/nano.h"
 #include "text/chat.h"
 #include "text/jtree.h"
 
@@ -11,17 +12,6 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static struct kd_tok *tok;
-
-static void open_tok(void)
-{
-    struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
-        return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err));
-}
 
 static void rewrite(const char *text, size_t bytes)
 {
@@ -48,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct kd_err err = {.code = KD_OK};
     struct kd_chat c;
     const char *text = (const char *)data;
-    open_tok();
+    tok = fuzz_tok();
     rewrite(text, bytes);
     if (kd_chat_render(&c, text, bytes, &err)) {
         KD_ASSERT(err.code != KD_OK && err.msg[0]);

@@ -2,28 +2,18 @@
  * document, in their order. */
 #include "base/assert.h"
 #include "fuzz/files.h"
+#include "fuzz/nano.h"
 #include "text/corpus.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static struct kd_tok *tok;
 
-static void open_tok(void)
-{
-    struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
-        return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err));
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct kd_corpus c;
     struct kd_err err;
-    open_tok();
+    tok = fuzz_tok();
     if (kd_corpus_load(&c, tok, fuzz_file("text", data, bytes), 0, 4, &err)) {
         KD_ASSERT(err.msg[0]);
         return 0;

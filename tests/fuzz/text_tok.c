@@ -1,6 +1,7 @@
 /* A tiktoken.model file of any bytes; and any text through the shipped vocabulary: it comes back,
  * and no id of it is special. The first byte chooses. */
 #include "base/assert.h"
+#include "fuzz/nano.h"
 #include "text/bpe.h"
 #include "text/chat.h"
 
@@ -11,17 +12,6 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 static struct kd_tok *tok;
-
-static void open_tok(void)
-{
-    struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
-        return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err));
-}
 
 static void round_trip(const char *text, size_t bytes)
 {
@@ -47,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct kd_err err;
     struct kd_bpe b;
-    open_tok();
+    tok = fuzz_tok();
     if (!bytes)
         return 0;
     const char *text = (const char *)data + 1;

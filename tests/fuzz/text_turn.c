@@ -2,6 +2,7 @@
  * the format, others a token. */
 #include "base/assert.h"
 #include "base/json.h"
+#include "fuzz/nano.h"
 #include "text/chat.h"
 #include "text/uclass.h"
 
@@ -29,17 +30,6 @@ static const char *const words[16] = {"<|open|>",
                                       "{}"};
 static struct kd_tok *tok;
 
-static void open_tok(void)
-{
-    struct kd_err err;
-    char dir[4096];
-    const char *root = getenv("KONDENSE_TEST_DATA");
-    if (tok)
-        return;
-    snprintf(dir, sizeof dir, "%s/k3-nano", root ? root : "tests/data");
-    KD_ASSERT(!kd_tok_open(&tok, dir, &err));
-}
-
 static void check_text(const struct kd_buf *b)
 {
     for (size_t at = 0, n; at < b->size_bytes; at += n) {
@@ -55,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct kd_ids ids = {0};
     struct kd_turn_text t;
     struct kd_json *calls;
-    open_tok();
+    tok = fuzz_tok();
     if (!bytes)
         return 0;
     for (size_t i = 1; i < bytes; i++) {
