@@ -124,8 +124,7 @@ static void put_one(struct decode *d, const char *name, double rate, const struc
     kd_jw_close(b->w, '}');
     if (b->screen)
         printf("%-5s %6.4g  %-7s T=%-2lld  %6.2f Gweights/s a core (%.2f to %.2f)  %6.2f in all  "
-               "%6.2f "
-               "GB/s a core  %5.1f cycles a 16 weights, %3.0f %% of what %s\n",
+               "%6.2f GB/s a core  %5.1f cycles a 16 weights, %3.0f %% of what %s\n",
                name, rate, product_names[d->product], (long long)d->T, speed, core->v[0],
                core->v[core->count - 1], kd_series_median(all), speed * per_weight,
                16 * b->ghz / speed, 100 * speed / bound,
@@ -169,10 +168,8 @@ static int exl3(struct decode *d, unsigned sixteenths, struct kd_err *err)
                            .cb = KD_CB_MUL1};
     d->stride = (int64_t)(ROWS / 16) * (COLS / 16) * kd_rate_tile_bytes(rate);
     int rc = 0;
-    for (int i = 0; i < 3 && !rc; i++) {
-        d->product = (enum product[]){EXACT, FAST, INT8}[i];
+    for (d->product = EXACT; d->product <= INT8 && !rc; d->product++)
         rc = one(d, "EXL3", (double)sixteenths / 16, err);
-    }
     d->product = EXACT;
     return rc;
 }

@@ -149,18 +149,11 @@ FLAT void states(const struct unpack *u, const enum layout layout, const __m512i
         _mm512_maskz_multishift_epi64_epi8(0x3333333333333333u, _mm512_loadu_si512(u->bit[t]), x);
 }
 
-/* mul1, four vectors abreast, stage by stage, because one after the other would fill the scheduler
- * with work that waits. The byte sum lands in the low bits of the float 2^23 and one fma makes 8192
- * times the value f, exactly; (8192 f + f) - 8192 f then rounds f to the 11 bits of fp16, to
- * nearest even (tested for every state). 8193 f is a product, or a subtraction from the exponent
- * and a sum: half each way loads all ports alike. */
-FLAT void values_mul1(const __m512i s[4], __m512 v[4])
+/* mul1: the byte sums in the low bits of the floats 2^23, four vectors abreast, stage by stage here
+ * and below, because one after the other would fill the scheduler with work that waits. */
+FLAT void raw_sums_mul1(const __m512i s[4], __m512i x[4])
 {
     const __m512i mul = _mm512_set1_epi32((int)0x83DCD12Du), ones = _mm512_set1_epi32(0x01010101);
-    const __m512 slope = _mm512_set1_ps(887.0f / 16.0f),
-                 start = _mm512_set1_ps(-56771.453125f * 8192.0f);
-    __m512i x[4];
-    __m512 t[4];
 
 #pragma GCC unroll 4
     for (unsigned j = 0; j < 4; j++)
@@ -168,6 +161,19 @@ FLAT void values_mul1(const __m512i s[4], __m512 v[4])
 #pragma GCC unroll 4
     for (unsigned j = 0; j < 4; j++)
         x[j] = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x[j], ones);
+}
+
+/* One fma makes 8192 times the value f, exactly; (8192 f + f) - 8192 f then rounds f to the 11 bits
+ * of fp16, to nearest even (tested for every state). 8193 f is a product, or a subtraction from the
+ * exponent and a sum: half each way loads all ports alike. */
+FLAT void values_mul1(const __m512i s[4], __m512 v[4])
+{
+    const __m512 slope = _mm512_set1_ps(887.0f / 16.0f),
+                 start = _mm512_set1_ps(-56771.453125f * 8192.0f);
+    __m512i x[4];
+    __m512 t[4];
+
+    raw_sums_mul1(s, x);
 #pragma GCC unroll 4
     for (unsigned j = 0; j < 4; j++)
         v[j] = _mm512_fmadd_ps(_mm512_castsi512_ps(x[j]), slope, start);
@@ -184,18 +190,12 @@ FLAT void values_mul1(const __m512i s[4], __m512 v[4])
         v[j] = _mm512_sub_ps(t[j], v[j]);
 }
 
-/* The byte sums less 510, the same way. */
+/* The byte sums less 510. */
 FLAT void sums_mul1(const __m512i s[4], __m512 v[4])
 {
-    const __m512i mul = _mm512_set1_epi32((int)0x83DCD12Du), ones = _mm512_set1_epi32(0x01010101);
     __m512i x[4];
 
-#pragma GCC unroll 4
-    for (unsigned j = 0; j < 4; j++)
-        x[j] = _mm512_mullo_epi32(s[j], mul);
-#pragma GCC unroll 4
-    for (unsigned j = 0; j < 4; j++)
-        x[j] = _mm512_dpbusd_epi32(_mm512_set1_epi32(0x4B000000), x[j], ones);
+    raw_sums_mul1(s, x);
 #pragma GCC unroll 4
     for (unsigned j = 0; j < 4; j++)
         v[j] = _mm512_sub_ps(_mm512_castsi512_ps(x[j]), _mm512_set1_ps(8388608.0f + 510.0f));
