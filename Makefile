@@ -69,12 +69,12 @@ debug: packages
 asan: packages
 	@sh tools/packages.sh ci
 	$(call build,asan)
-	@$(CTEST) --test-dir build/asan -L 'unit|fuzz|fast' -LE long
+	@$(CTEST) --test-dir build/asan -L 'unit|fuzz|fast' -LE 'long|figures'
 
 tsan: packages
 	@sh tools/packages.sh ci
 	$(call build,tsan)
-	@$(CTEST) --test-dir build/tsan -L 'unit|fast' -LE long
+	@$(CTEST) --test-dir build/tsan -L 'unit|fast' -LE 'long|figures'
 
 fuzz:
 	@sh tools/packages.sh build ci

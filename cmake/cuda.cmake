@@ -1,7 +1,8 @@
 # The CUDA backend: kernels of src/gpu, linked into kd_gpu. Results are EXACT, so nvcc may not contract.
-# KD_CUDA_ARCHS: 90a is Hopper, 100f Blackwell's data centre family (GB300 too), 120f the other one (GB10,
-# RTX); the letters let the search move registers between its warps. 86 and 89 work as well.
-set(KD_CUDA_ARCHS "90a;100f;120f" CACHE STRING "device architectures to compile for")
+# KD_CUDA_ARCHS: 86 is Ampere's and, as its code runs there, Ada's RTX (89); 90a is Hopper, 100f Blackwell's data
+# centre family (GB300, 103, too), 120f the other one (GB10, 121, and RTX); the letters let the search move
+# registers between its warps.
+set(KD_CUDA_ARCHS "86;90a;100f;120f" CACHE STRING "device architectures to compile for")
 set(CMAKE_CUDA_ARCHITECTURES OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -19,4 +20,6 @@ add_library(kd_gpu_cuda STATIC ${cuda})
 target_include_directories(kd_gpu_cuda PRIVATE src)
 target_compile_definitions(kd_gpu_cuda PRIVATE _GNU_SOURCE KD_VERSION="${PROJECT_VERSION}")
 target_compile_options(kd_gpu_cuda PRIVATE ${KD_CUDA_OPTIONS})
-target_link_libraries(kd_gpu_cuda PUBLIC CUDA::cudart_static) # not kd_base, whose flags nvcc does not know
+# Not kd_base, whose flags nvcc does not know. Private: C files are compiled as without CUDA, so that a
+# compiler's cache serves both builds.
+target_link_libraries(kd_gpu_cuda PRIVATE CUDA::cudart_static)

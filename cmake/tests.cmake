@@ -3,6 +3,8 @@
 #
 # A test file may carry a line "labels: ..." in a comment (C) or after # (shell):
 #   long    only in `make full`      fast    a command-line test that is also run with the sanitizers
+#   figures what a search finds, not how it gets there: not run with the sanitizers
+#   gpu     one that wants a device, too: `make cuda`
 # and "timeout: SECONDS" where the default does not fit.
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
 set(KD_TEST_ENV "KONDENSE_TEST_DATA=${CMAKE_SOURCE_DIR}/tests/data;KONDENSE_GOLDEN=${CMAKE_SOURCE_DIR}/tests/golden")
@@ -42,6 +44,8 @@ endfunction()
 add_library(kd_test_flags INTERFACE)
 target_compile_options(kd_test_flags INTERFACE -Wno-double-promotion
                        "$<$<C_COMPILER_ID:Clang>:-Wno-unsequenced;-Wno-sign-conversion>")
+# Where it is 1, tests of many like cases take a part of them.
+target_compile_definitions(kd_test_flags INTERFACE KD_TEST_SLOW=$<NOT:$<EQUAL:${KD_SLOW},1>>)
 
 if(CMOCKA_FOUND)
   file(GLOB unit CONFIGURE_DEPENDS tests/unit/*.c)
@@ -130,10 +134,10 @@ foreach(f ${fuzz})
   target_link_libraries(fuzz_${name} PRIVATE kd_${folder})
 endforeach()
 
-# Tests that need a device (tests/gpu/*.cu): compiled and linked wherever nvcc is, skipped (77) without a
-# GPU.
+# Tests that need a device (tests/gpu/*.cu, and those of tests/cli that are marked so): compiled and linked
+# wherever nvcc is, skipped (77) without a GPU.
 if(KD_CUDA)
-  add_custom_target(kd_cuda_tests)
+  add_custom_target(kd_cuda_tests DEPENDS kondense)
   file(GLOB gpu CONFIGURE_DEPENDS tests/gpu/*.cu)
   foreach(f ${gpu})
     get_filename_component(name ${f} NAME_WE)

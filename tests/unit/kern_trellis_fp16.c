@@ -1,7 +1,9 @@
 /* A search with half-precision costs, written from the format's description alone: it must
  * reproduce the released encoder's states, once with that encoder's look at the costs of the
  * position before the last, once with the last. It ties this project's codebooks, edges and seam to
- * the released ones. */
+ * the released ones.
+ *
+ * labels: figures */
 #include "kern/trellis_scratch.h"
 #include "num/exl3_ring.h"
 #include "unit/exl3_vectors.h"

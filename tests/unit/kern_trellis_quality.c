@@ -1,7 +1,9 @@
 /* What integer costs cost: the error of the search against one with fp32 costs on the same Gaussian
  * tiles. With KONDENSE_FULL_QUALITY set: 1,024 tiles and the bar of 0.15 % (minutes on many cores;
  * give a rate in sixteenths of a bit in KONDENSE_QUALITY_RATE to run one). Otherwise a few tiles,
- * on which luck alone makes half a percent. */
+ * on which luck alone makes half a percent.
+ *
+ * labels: figures */
 #include "base/mem.h"
 #include "base/pool.h"
 #include "kern/trellis_scratch.h"
