@@ -14,7 +14,8 @@ struct kd_k3_calib {
     struct kd_k3_device d; /* of one layer, without ends, experts and sequences */
     struct kd_k3_device_layer layer;
     struct kd_k3_device_at at;
-    int64_t segs, cols; /* of a whole block; tokens of each */
+    int64_t segs, cols;         /* of a whole block; tokens of each */
+    struct kd_gpu_k3_seg *host; /* [segs], what `seg` is on the device */
     void *memory;
     /* parts of it */
     struct kd_gpu_k3_seg *seg;
@@ -82,17 +83,16 @@ static int begin(struct kd_k3_calib *c, const struct kd_run *run, const struct k
 static int send_batch(struct kd_k3_calib *c, struct kd_err *err)
 {
     int64_t rows = c->d.rows_max, pages = pages_of(c), each = kd_k3_device_page_bytes(&c->d);
-    struct kd_gpu_k3_seg *seg = NULL;
     void **page = NULL;
     int32_t *row = NULL;
-    int rc = kd_mem_new(&seg, c->segs, sizeof *seg, "segments", err) ||
+    int rc = kd_mem_new(&c->host, c->segs, sizeof *c->host, "segments", err) ||
              kd_mem_new(&page, c->segs * pages, sizeof *page, "pages", err) ||
              kd_mem_new(&row, 2 * rows, sizeof *row, "rows", err);
     for (int64_t s = 0; !rc && s < c->segs; s++) {
-        seg[s] = (struct kd_gpu_k3_seg){.first = s * c->cols,
-                                        .count = c->cols,
-                                        .kda = c->states + s * c->d.kda_floats,
-                                        .page = c->page + s * pages};
+        c->host[s] = (struct kd_gpu_k3_seg){.first = s * c->cols,
+                                            .count = c->cols,
+                                            .kda = c->states + s * c->d.kda_floats,
+                                            .page = c->page + s * pages};
         for (int64_t i = 0; i < pages; i++)
             page[s * pages + i] = c->cache + (s * pages + i) * each;
     }
@@ -101,11 +101,10 @@ static int send_batch(struct kd_k3_calib *c, struct kd_err *err)
         row[rows + t] = (int32_t)(t / c->cols);
     }
     if (!rc)
-        rc = kd_gpu_upload(c->d.g, c->seg, seg, c->segs * (int64_t)sizeof *seg, err) ||
+        rc = kd_gpu_upload(c->d.g, c->seg, c->host, c->segs * (int64_t)sizeof *c->host, err) ||
              kd_gpu_upload(c->d.g, c->page, page, c->segs * pages * (int64_t)sizeof *page, err) ||
              kd_gpu_upload(c->d.g, c->ids, row, rows * (int64_t)sizeof *row, err) ||
              kd_gpu_upload(c->d.g, c->row_seg, row + rows, rows * (int64_t)sizeof *row, err);
-    kd_mem_free(seg);
     kd_mem_free(page);
     kd_mem_free(row);
     return rc ? -1 : 0;
@@ -125,9 +124,11 @@ static int open_parts(struct kd_k3_calib *c, struct kd_err *err)
     kd_gpu_k3_mla_floats(c->d.fast, c->m.cfg.heads, c->m.cfg.kv_lora, c->d.rows_max, c->cols,
                          c->d.w.mla_floats, &parts);
     c->at.parts = parts;
+    if (send_batch(c, err))
+        return -1;
     c->at.b = (struct kd_gpu_k3_batch){
-        .ids = c->ids, .row_seg = c->row_seg, .seg = c->seg, .longest = c->cols};
-    return send_batch(c, err);
+        .ids = c->ids, .row_seg = c->row_seg, .seg = c->seg, .longest = c->cols, .host = c->host};
+    return 0;
 }
 
 int kd_k3_calib_open(struct kd_k3_calib **out, const struct kd_run *run,
@@ -169,6 +170,7 @@ void kd_k3_calib_close(struct kd_k3_calib *c)
     kd_gpu_close(c->d.g);
     kd_gpu_ferry_close(c->ferry);
     kd_gpu_calib_let_go(c->encoder, c->held);
+    kd_mem_free(c->host);
     kd_mem_free(c);
 }
 

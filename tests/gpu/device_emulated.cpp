@@ -522,6 +522,8 @@ int kd_gpu_k3_mla_run(struct kd_gpu *g, const struct kd_gpu_k3_batch *b,
     const struct kd_gpu_k3_mla a = *m;
     if (m->kv_lora != 128)
         return kd_fail(err, KD_ENOTSUP, "latents of 128 here");
+    if (m->fast && !b->host) /* prompts would take the form of few rows, unseen */
+        return kd_fail(err, KD_EINVAL, "class fast without its segments in the host's memory");
     return then(g, [=] {
         a.fast ? launch_mla_batch<128>(c, a, false, 0)
                : launch_mla<128>(mla_args_of(c, a), a.bf16, 0);
