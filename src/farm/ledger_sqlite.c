@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "farm/db.h"
 
+#include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,7 +16,21 @@ struct lite {
         sqlite3_stmt *stmt;
     } kept[KD_DB_STATEMENTS];
     int kept_count;
+    char file[200]; /* for messages */
 };
+
+/* What the system said of the last failure, as each file keeps its own; 0: nothing. */
+static int system_says(const struct lite *l)
+{
+    int sys = sqlite3_system_errno(l->db);
+    sqlite3_file *log = NULL;
+    if (!sys)
+        sqlite3_file_control(l->db, "main", SQLITE_FCNTL_LAST_ERRNO, &sys);
+    if (!sys && !sqlite3_file_control(l->db, "main", SQLITE_FCNTL_JOURNAL_POINTER, &log) && log &&
+        log->pMethods)
+        log->pMethods->xFileControl(log, SQLITE_FCNTL_LAST_ERRNO, &sys);
+    return sys;
+}
 
 static int fail(const struct lite *l, struct kd_err *err)
 {
@@ -26,7 +41,12 @@ static int fail(const struct lite *l, struct kd_err *err)
                         : rc == SQLITE_NOMEM                             ? KD_ENOMEM
                         : rc == SQLITE_CANTOPEN || rc == SQLITE_READONLY ? KD_EIO
                                                                          : KD_EINVAL;
-    return kd_fail(err, code, "ledger: %s", sqlite3_errmsg(l->db));
+    int sys = rc == SQLITE_IOERR ? system_says(l) : 0;
+    if (sys) { /* "disk I/O error" is also what a limit on file sizes is called */
+        errno = sys;
+        return kd_fail_sys(err, "ledger '%s': %s", l->file, sqlite3_errmsg(l->db));
+    }
+    return kd_fail(err, code, "ledger '%s': %s", l->file, sqlite3_errmsg(l->db));
 }
 
 static void close_it(struct kd_db *db)
@@ -50,6 +70,7 @@ static int open_it(struct kd_db *db, const char *where, struct kd_err *err)
     if (kd_mem_zero(&l, 1, sizeof *l, "ledger", err))
         return -1;
     db->ctx = l;
+    snprintf(l->file, sizeof l->file, "%s", where);
     int rc = sqlite3_open(where, &l->db) ? fail(l, err) : 0;
     if (!rc) {
         sqlite3_busy_timeout(l->db, 10000);
@@ -60,7 +81,6 @@ static int open_it(struct kd_db *db, const char *where, struct kd_err *err)
     }
     if (!rc)
         return 0;
-    kd_wrap(err, "'%s'", where);
     close_it(db);
     return -1;
 }
