@@ -230,7 +230,7 @@ static int take_machines(struct work *w, struct kd_err *err)
     /* By itself any reference gives the same hours. */
     p->here = (struct kd_machine){.count = 1, .supported = true};
     p->here.tiles_s.v = 1e6;
-    p->here.fp32_tflops.v = 1;
+    p->here.fp32_tflops.v = p->here.tflops.v = 1;
     for (int i = 0; i < o.machines.count; i++)
         if (add_list(p, o.machines.v[i], err))
             return -1;
@@ -287,6 +287,7 @@ static void take_results(struct work *w)
     p->compared = t->compared;
     p->max_hours = o.max_hours;
     p->max_bytes = o.memory;
+    p->fast = w->fast;
     memcpy(p->error, t->error, sizeof p->error);
     for (int i = 0; i < KD_PILOT_PARTS; i++) {
         p->part_s[KD_SCOPE_LAYER][i] = t->part_s[KD_SCOPE_LAYER][i];
@@ -403,4 +404,5 @@ const struct kd_cmd kd_cmd_pilot = {
         "The whole run's hours are the measured rates for the work of all layers, as plan counts "
         "it. Lists of machines are scaled: the measured time of each part times the plan's ratio "
         "between this machine and theirs (trellis tiles for encoding, 32-bit products for the "
-        "rest). This machine's own figures are measured for that, or those of --on."};
+        "rest, 16-bit ones in class fast). This machine's own figures are measured for that, or "
+        "those of --on."};

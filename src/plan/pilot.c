@@ -54,6 +54,16 @@ static void fill_row(const struct kd_pilot *p, const struct kd_plan_effort *all,
     r->late = r->able && p->max_hours > 0 && r->hours.total > p->max_hours;
 }
 
+/* Class fast multiplies on the units for 16 bits: the plan's formulas with those rates in the place
+ * of the 32-bit ones. */
+static void multiply_fast(struct kd_pilot *p)
+{
+    p->here.fp32_tflops.v = p->here.tflops.v;
+    for (int i = 0; i < p->rows_count; i++)
+        for (int m = 0; m < p->row[i].machines; m++)
+            p->row[i].machine[m].fp32_tflops.v = p->row[i].machine[m].tflops.v;
+}
+
 static void rates(struct kd_pilot *p, const struct kd_plan_effort *layer)
 {
     const double tiles[2] = {layer->trunk_tiles, layer->tiles};
@@ -78,6 +88,8 @@ int kd_pilot_make(struct kd_pilot *p, struct kd_err *err)
     kd_plan_effort_layer(&layer, p->model, &p->form, p->layer, (double)p->experts, tokens,
                          tokens - (double)p->held_out);
     rates(p, &layer);
+    if (p->fast)
+        multiply_fast(p);
     double write_s =
         p->part_s[KD_SCOPE_LAYER][KD_PART_WRITE] + p->part_s[KD_SCOPE_EXPERT][KD_PART_WRITE];
     double read_h =

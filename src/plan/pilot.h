@@ -41,6 +41,7 @@ struct kd_pilot {
     double error[2]; /* default, plain; compared 0: none */
     int64_t compared;
     int64_t peak_bytes, planned_bytes, device_bytes;
+    bool fast; /* calibrated in class fast: others are held against this one by 16-bit products */
     double max_hours; /* 0: no limit */
     int64_t max_bytes;
     struct kd_machine here; /* as the plan has it: what others are held against */

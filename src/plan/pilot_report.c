@@ -340,7 +340,9 @@ void kd_pilot_html(struct kd_buf *out, const struct kd_pilot *p)
             kd_buf_printf(out, "<td>%s", cell[k]);
         kd_buf_printf(out, "<td>%s\n", p->row[i].machines ? "scaled" : "measured");
     }
-    kd_buf_str(out, "</table>\n<p>Measured: this layer's rates for the whole model's work, as the "
-                    "plan counts it. Scaled: that times the plan's ratio of the machines' search "
-                    "and 32-bit rates; the drive as here.</p></html>\n");
+    kd_buf_printf(out,
+                  "</table>\n<p>Measured: this layer's rates for the whole model's work, as the "
+                  "plan counts it. Scaled: that times the plan's ratio of the machines' search "
+                  "and %d-bit rates; the drive as here.</p></html>\n",
+                  p->fast ? 16 : 32);
 }

@@ -132,6 +132,26 @@ static void plan_times_measure(void **state)
                                       p.row[0].hours.write);
 }
 
+/* Class fast: the experts' calibration and the trunk's go by 16-bit products, this machine's
+ * measured time stays. */
+static void fast_goes_by_sixteen_bits(void **state)
+{
+    static struct kd_pilot exact, fast;
+    (void)state;
+    measured(&exact, 2.5, 896);
+    measured(&fast, 2.5, 896);
+    fast.fast = true;
+    fast.here.tflops.v = 400;
+    fast.row[1].machine[0].tflops.v = 40;
+    assert_int_equal(kd_pilot_make(&exact, &err), 0);
+    assert_int_equal(kd_pilot_make(&fast, &err), 0);
+    near_to(fast.row[0].hours.total, exact.row[0].hours.total);
+    near_to(exact.row[1].hours.calibrate, exact.row[0].hours.calibrate / 4);
+    near_to(fast.row[1].hours.calibrate, fast.row[0].hours.calibrate * 10);
+    near_to(fast.row[1].hours.encode, exact.row[1].hours.encode);
+    assert_true(fast.row[1].hours.trunk > exact.row[1].hours.trunk);
+}
+
 static void limits(void **state)
 {
     static struct kd_pilot p;
@@ -201,6 +221,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(layers_add_up),
                                        cmocka_unit_test(plan_times_measure),
+                                       cmocka_unit_test(fast_goes_by_sixteen_bits),
                                        cmocka_unit_test(limits), cmocka_unit_test(reports)};
     return cmocka_run_group_tests(tests, setup, NULL);
 }
