@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# labels: gpu
 # --device: wrong texts are refused, a machine without such a device says so and offers the CPU, and on one
 # with a device a conversion gives the CPU's bytes, also after a kill.
 set -eu

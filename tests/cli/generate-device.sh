@@ -1,3 +1,4 @@
+# labels: gpu
 # generate, chat, check, serve and bench forward --device: what is refused, one line that offers the CPU where no such device
 # is, and on a machine with one the CPU's text.
 set -eu
