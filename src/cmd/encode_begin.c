@@ -44,6 +44,20 @@ int kd_cmd_encode_class(const struct kd_run *run, const char *name, bool *fast, 
     return 0;
 }
 
+/* The lowest rate of a plan that the devices cannot search, or 0. */
+static unsigned too_low(const struct kd_run *run, const struct kd_job *jobs, int count)
+{
+    unsigned rate16 = 0;
+    for (int v = 0; v < count; v++)
+        for (int64_t i = 0; !jobs[v].finished && i < jobs[v].rates.count; i++) {
+            const struct kd_out_tensor *t = &jobs[v].rates.t[i];
+            if (t->quantized && (!rate16 || t->rate16 < rate16) &&
+                !kd_gpu_encoder_searches(run->encoder, kd_rate_from16(t->rate16)))
+                rate16 = t->rate16;
+        }
+    return rate16;
+}
+
 int kd_cmd_encode_fits(const struct kd_run *run, const struct kd_job *jobs, int count,
                        struct kd_err *err)
 {
@@ -52,6 +66,12 @@ int kd_cmd_encode_fits(const struct kd_run *run, const struct kd_job *jobs, int 
     if (!run->encoder)
         return 0;
     kd_gpu_encoder_facts(run->encoder, &f);
+    unsigned rate16 = too_low(run, jobs, count);
+    if (rate16)
+        return kd_fail(err, KD_ENOTSUP,
+                       "a search at %.4g bits needs more shared memory than a block of %s has: use "
+                       "--device cpu, or 2 bits and more",
+                       rate16 / 16.0, f.name);
     int64_t least = kd_job_device_least(jobs, count);
     kd_show_bytes(need, sizeof need, least);
     kd_show_bytes(have, sizeof have, f.memory_bytes);

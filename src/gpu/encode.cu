@@ -643,6 +643,15 @@ extern "C" void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_c
     e->fast = c == KD_GPU_CALIB_FAST;
 }
 
+extern "C" bool kd_gpu_encoder_searches(const struct kd_gpu_encoder *e, struct kd_rate rate)
+{
+    bool all = true;
+
+    for (int i = 0; i < e->count; i++)
+        all &= kd_gpu_search_fits(kd_gpu_facts(e->dev[i].gpu), rate);
+    return all;
+}
+
 int kd_encode_device_index(const struct kd_gpu_encoder *e, int device)
 {
     return e->dev[device].gpu->index;

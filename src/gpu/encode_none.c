@@ -26,6 +26,13 @@ void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_calib_class 
     (void)c;
 }
 
+bool kd_gpu_encoder_searches(const struct kd_gpu_encoder *e, struct kd_rate rate)
+{
+    (void)e;
+    (void)rate;
+    return false;
+}
+
 void kd_gpu_encoder_facts(struct kd_gpu_encoder *e, struct kd_gpu_encoder_facts *f)
 {
     (void)e;

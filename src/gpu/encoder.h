@@ -34,6 +34,10 @@ enum kd_gpu_calib_class { KD_GPU_CALIB_EXACT, KD_GPU_CALIB_FAST };
 /* Before the first use; EXACT otherwise. */
 void kd_gpu_encoder_calibrate(struct kd_gpu_encoder *e, enum kd_gpu_calib_class c);
 
+/* Whether its devices can search at this rate: below 2 bits a block needs more shared memory than
+ * some have (GB10 and the RTX cards). */
+bool kd_gpu_encoder_searches(const struct kd_gpu_encoder *e, struct kd_rate rate);
+
 struct kd_gpu_encoder_facts {
     int devices;
     char name[256];       /* of the first */

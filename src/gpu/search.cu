@@ -143,6 +143,11 @@ int blocks_of(const struct kd_gpu *g, int asked, int64_t tiles)
 
 } // namespace
 
+bool kd_gpu_search_fits(const struct kd_gpu_facts *f, struct kd_rate rate)
+{
+    return form_for(rate, f->block_shared_bytes).shared <= f->block_shared_bytes;
+}
+
 int64_t kd_gpu_search_room(const struct kd_gpu_facts *f, int64_t tiles)
 {
     int64_t most = 0;

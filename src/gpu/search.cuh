@@ -16,6 +16,10 @@ int kd_gpu_search_launch(struct kd_gpu *g, cudaStream_t stream, struct kd_rate r
  * are kept, by every multiprocessor at the rate that keeps most, and a few bytes a tile. */
 int64_t kd_gpu_search_room(const struct kd_gpu_facts *f, int64_t tiles);
 
+/* Whether a block's shared memory has room for a search at this rate: below 2 bits not every
+ * device's has. */
+bool kd_gpu_search_fits(const struct kd_gpu_facts *f, struct kd_rate rate);
+
 /* kd_gpu_close calls it. */
 void kd_gpu_search_close(struct kd_gpu *g);
 

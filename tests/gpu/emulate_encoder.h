@@ -49,6 +49,13 @@ extern "C" const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g)
 }
 #endif
 
+/* A block's shared memory, of which searches below 2 bits need more than a GB10's 99 KB. */
+static int64_t emulated_shared = 227 << 10;
+bool kd_gpu_search_fits(const struct kd_gpu_facts *, struct kd_rate rate)
+{
+    return rate.base > 1 || emulated_shared > 128 << 10;
+}
+
 /* The CPU's kernel takes none of it; a number that must be seen in the plan. */
 int64_t kd_gpu_search_room(const struct kd_gpu_facts *, int64_t tiles)
 {

@@ -6,6 +6,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 data=$KONDENSE_TEST_ROOT/tests/data
 export TMPDIR=$work
+. "$KONDENSE_TEST_ROOT/tests/cli/kill_when.bash"
 fail() { echo "emulated_program: $1" >&2; exit 1; }
 # Two layers: KDA and dense, MLA and experts, with heads that the device has kernels for. Over 256 tokens, or
 # products would stay on the CPU.
@@ -28,6 +29,18 @@ listing "$work/cuda" | cmp - "$work/want" || fail "other bytes"
 KD_FAKE_FREE=292788807 "$KONDENSE" convert "$work/src" "$work/narrow" $args --device cuda >"$work/said"
 grep -q "^device: 1 x emulated, at most 1.0 MB of the 1.0 MB free" "$work/said" || fail "room: $(cat "$work/said")"
 listing "$work/narrow" | cmp - "$work/want" || fail "other bytes without room"
+
+# A block of a GB10 has no room for a search below 2 bits: told before anything is done.
+code=0
+KD_FAKE_SHARED=101376 "$KONDENSE" convert "$work/src" "$work/low" ${args/2.3/1.5} --device cuda >/dev/null 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "1.5 bits needs more shared .*--device cpu" "$work/err" &&
+    ! compgen -G "$work/low/*" || fail "1.5 bits: $code $(cat "$work/err")"
+KD_FAKE_SHARED=101376 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run >/dev/null
+
+# Killed in the middle of a layer's experts.
+kill_when "$work/killed" ".work/001/*" "$KONDENSE" convert "$work/src" "$work/killed" $args --device cuda:0,1
+"$KONDENSE" convert "$work/src" "$work/killed" $args --device cuda --resume >/dev/null
+listing "$work/killed" | cmp - "$work/want" || fail "other bytes after a kill"
 
 # Class fast: named in the settings, refused where it cannot be, another calibration (the same bytes would be the
 # exact one's), as good (other signs move this figure by 10 %).
