@@ -168,7 +168,7 @@ int kd_gpu_launch(struct kd_gpu *g, const void *kernel, int64_t blocks, int thre
     c.dynamicSmemBytes = (size_t)shared;
     c.stream = g->stream;
     c.attrs = &early;
-    c.numAttrs = 1;
+    c.numAttrs = g->facts.major >= 9; /* others know no early starts */
     if (shared > 48 << 10 &&
         kd_gpu_failed(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            shared > SHARED_MOST ? (int)shared : (int)SHARED_MOST),
