@@ -160,6 +160,14 @@ if(KD_CUDA)
     string(REGEX REPLACE "X\\(([a-z]+),.*" "LINKER:--wrap=kd_gpu_tensor_\\1" call "${call}")
     target_link_options(gpu_encode_device PRIVATE ${call})
   endforeach()
+  # A driver that is too old, wherever there is one that is not.
+  add_library(kd_old_driver MODULE EXCLUDE_FROM_ALL tests/gpu/old_driver.c)
+  set_target_properties(kd_old_driver PROPERTIES PREFIX "" OUTPUT_NAME libcuda SUFFIX .so.1
+                        LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/old_driver)
+  add_dependencies(kd_cuda_tests kd_old_driver)
+  add_test(NAME gpu/old_driver COMMAND bash ${CMAKE_SOURCE_DIR}/tests/gpu/old_driver.sh)
+  kd_test(gpu/old_driver tests/gpu/old_driver.sh gpu 60
+          "KONDENSE=$<TARGET_FILE:kondense>;KONDENSE_DRIVER=${CMAKE_BINARY_DIR}/old_driver")
   # A whole model against the CPU and its goldens; the server's engine over it.
   foreach(name model serve)
     add_executable(gpu_${name}_device EXCLUDE_FROM_ALL tests/gpu/${name}_device.c)
