@@ -76,6 +76,10 @@ void fast_turn(cudaStream_t stream, const float *x, int64_t ldx, int64_t T, int6
               kd_fast::THREADS, kd_fast::TURN_SHARED, stream, j);
 }
 
+/* 99 KB: a block of a GB10 and of RTX cards has no more. */
+static_assert(kd_fast::MULTIPLY_SHARED <= 99 << 10 && kd_fast::CODES_SHARED <= 99 << 10,
+              "products on the smallest device");
+
 template <enum kd_fast::kind KIND>
 static int launch_multiply(cudaStream_t stream, const kd_fast::multiply_job &j, int32_t *count,
                            struct kd_err *err)

@@ -283,6 +283,11 @@ extern "C" int kd_gpu_tensor_gram(struct kd_gpu_tensor *t, float *diagonal, stru
     return down(t, diagonal, t->left, 4 * k, err);
 }
 
+/* 99 KB: a block of a GB10 and of RTX cards has no more. */
+static_assert(KD_LA_SOLVE_SHARED + 4 * KD_LA_SOLVE_HELD <= 99 << 10 &&
+                  KD_LA_TILE_SHARED <= 99 << 10 && KD_LA_PANEL_SHARED <= 99 << 10,
+              "linear algebra on the smallest device");
+
 extern "C" int kd_gpu_tensor_solve(struct kd_gpu_tensor *t, float *rhs, struct kd_err *err)
 {
     const int64_t k = t->shape.k;

@@ -124,6 +124,13 @@ extern "C" int64_t kd_gpu_k3_mla_floats(bool fast, int64_t heads, int64_t kv_lor
     return mla_floats(fast, heads, kv_lora, rows, longest, most, parts);
 }
 
+/* 99 KB: a block of a GB10 and of RTX cards has no more. */
+static_assert(sizeof(chunk_shared) <= 99 << 10 && sizeof(fast_shared<512, 1>) <= 99 << 10 &&
+                  sizeof(fast_shared<512, 3>) <= 99 << 10 &&
+                  sizeof(value_shared<512, 4>) <= 99 << 10 && sizeof(expand_shared) <= 99 << 10 &&
+                  sizeof(prompt_shared) <= 99 << 10 && sizeof(mla_shared<512>) <= 99 << 10,
+              "attention on the smallest device");
+
 /* More shared memory than a block has without asking. */
 static int allow(const void *kernel, size_t bytes, struct kd_err *err)
 {
