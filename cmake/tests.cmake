@@ -145,10 +145,10 @@ if(KD_CUDA)
     target_include_directories(gpu_${name} PRIVATE src tests)
     target_compile_definitions(gpu_${name} PRIVATE _GNU_SOURCE)
     target_compile_options(gpu_${name} PRIVATE ${KD_CUDA_OPTIONS})
-    target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la> $<TARGET_FILE:kd_kern>
+    target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la> $<TARGET_FILE:kd_fmt> $<TARGET_FILE:kd_kern>
                           $<TARGET_FILE:kd_gpu_cuda> $<TARGET_FILE:kd_base> CUDA::cudart_static PkgConfig::POPT
                           PkgConfig::JANSSON PkgConfig::CRYPTO Threads::Threads m)
-    add_dependencies(gpu_${name} kd_codec kd_la kd_gpu_cuda kd_kern kd_base)
+    add_dependencies(gpu_${name} kd_codec kd_la kd_fmt kd_gpu_cuda kd_kern kd_base)
     add_dependencies(kd_cuda_tests gpu_${name})
     add_test(NAME gpu/${name} COMMAND gpu_${name})
     kd_test(gpu/${name} ${f} gpu 300 "")
@@ -198,10 +198,10 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
                                -o ${program}.o
                        DEPENDS ${f} DEPFILE ${program}.d VERBATIM)
     add_custom_command(OUTPUT ${program}
-                       COMMAND ${KD_CLANGXX} ${program}.o $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la>
+                       COMMAND ${KD_CLANGXX} ${program}.o $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la> $<TARGET_FILE:kd_fmt>
                                $<TARGET_FILE:kd_kern> $<TARGET_FILE:kd_gpu_none> $<TARGET_FILE:kd_base> -ljansson -lpopt -lcrypto -lpthread -lm
                                -o ${program}
-                       DEPENDS ${program}.o kd_codec kd_la kd_kern kd_gpu_none kd_base VERBATIM)
+                       DEPENDS ${program}.o kd_codec kd_la kd_fmt kd_kern kd_gpu_none kd_base VERBATIM)
     add_custom_target(gpu_${name}_built DEPENDS ${program})
     add_dependencies(gpu_emulated gpu_${name}_built)
     add_test(NAME gpu/${name} COMMAND ${program})

@@ -1,7 +1,7 @@
 /* Blocks whose values come from codebooks (gguf-slicing specification 2.4). */
 #include "fmt/gguf.h"
 #include "fmt/gguf_decode.h"
-#include "fmt/gguf_grids.h"
+#include "num/gguf_grids.h"
 
 static const int8_t map_iq1[] = {-1, 0, 1, 0}, map_iq2[] = {8, 25, 43, 0},
                     map_iq3xxs[] = {4, 12, 20, 28, 36, 44, 52, 62},

@@ -11,7 +11,7 @@ enum {
     SUMS_BYTES = 39 << 10,  /* of a task's sums in shared memory, at most */
     SHARED_MOST = 99 << 10, /* what every device gives a block */
     ROWS_MOST = 1 << 20,    /* of a product; kernels count in 32 bits */
-    KEYS = KD_GPU_MAT_EXL3 + 2
+    KEYS = KD_GPU_MAT_BLOCK + 2
 };
 
 int64_t job_floats(const struct kd_gpu_mat *w, int64_t rows)

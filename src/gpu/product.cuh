@@ -18,14 +18,20 @@ kd_tasks_kernel kd_gpu_tasks_fast8(void);
 kd_tasks_kernel kd_gpu_tasks_fast16(void);
 kd_tasks_kernel kd_gpu_tasks_values(bool mul1);
 
-/* Bytes between rows of an F32, BF16 or MXFP4 matrix on a device, and of MXFP4's scales: pieces of
- * 16 and of 4 bytes can be read from every row on. */
-static inline int64_t kd_gpu_row_bytes(enum kd_gpu_mat_type type, int64_t cols)
+/* Bytes between rows of an F32, BF16, MXFP4 or BLOCK matrix on a device, and of MXFP4's scales:
+ * pieces of 16 and of 4 bytes can be read from every row on. */
+static inline int64_t kd_gpu_stored_bytes(enum kd_gpu_mat_type type, int64_t cols,
+                                          const struct kd_block_format *format)
 {
-    const int64_t bytes = type == KD_GPU_MAT_F32    ? cols * 4
-                          : type == KD_GPU_MAT_BF16 ? cols * 2
-                                                    : cols / 2;
-    return (bytes + 15) / 16 * 16;
+    return type == KD_GPU_MAT_F32     ? cols * 4
+           : type == KD_GPU_MAT_BF16  ? cols * 2
+           : type == KD_GPU_MAT_BLOCK ? cols / format->elems * format->bytes
+                                      : cols / 2;
+}
+static inline int64_t kd_gpu_row_bytes(enum kd_gpu_mat_type type, int64_t cols,
+                                       const struct kd_block_format *format)
+{
+    return (kd_gpu_stored_bytes(type, cols, format) + 15) / 16 * 16;
 }
 static inline int64_t kd_gpu_scale_bytes(int64_t cols)
 {
@@ -48,8 +54,17 @@ static inline kd_exl3::matrix kd_gpu_matrix(const struct kd_gpu_mat *m)
 }
 static inline kd_plain::matrix kd_gpu_plain_matrix(const struct kd_gpu_mat *m)
 {
-    return {(const uint8_t *)m->data,    m->scale,         kd_gpu_row_bytes(m->type, m->cols),
-            kd_gpu_scale_bytes(m->cols), (int32_t)m->rows, (int32_t)m->cols};
+    const bool blocks = m->type == KD_GPU_MAT_BLOCK;
+
+    return {(const uint8_t *)m->data,
+            m->scale,
+            kd_gpu_row_bytes(m->type, m->cols, m->format),
+            kd_gpu_scale_bytes(m->cols),
+            (int32_t)m->rows,
+            (int32_t)m->cols,
+            blocks ? (int32_t)m->format->kind : 0,
+            blocks ? (int32_t)m->format->elems : 1,
+            blocks ? (int32_t)m->format->bytes : 0};
 }
 
 /* An expert's, of which only those of its type are there: others have no inputs to cut. */

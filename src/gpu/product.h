@@ -16,8 +16,9 @@
  *
  * Precision, relative to |x| |w| of the row (docs/numerics.md):
  *
- * - F32 has the bits of kern's mm_f32; BF16 and MXFP4 have those of mm_bf16 and mm_mxfp4 up to
- *   KD_GPU_ROWS rows and for checks. Else activations are pairs of bf16 (16 bits), sums fp32.
+ * - F32 has the bits of kern's mm_f32, BLOCK those of mm_block; BF16 and MXFP4 have those of
+ *   mm_bf16 and mm_mxfp4 up to KD_GPU_ROWS rows and for checks. Else activations are pairs of bf16
+ *   (16 bits), sums fp32.
  *
  * - EXL3, KD_GPU_VALUES: the codebook's fp16 values, activations as pairs of fp16 (22 bits). For
  *   checks.
@@ -30,6 +31,7 @@
 #define KD_GPU_PRODUCT_H
 
 #include "gpu/memory.h"
+#include "num/block.h"
 
 #include <stdbool.h>
 
@@ -46,7 +48,8 @@ enum kd_gpu_mat_type {
     KD_GPU_MAT_F32,
     KD_GPU_MAT_BF16,
     KD_GPU_MAT_MXFP4,
-    KD_GPU_MAT_EXL3
+    KD_GPU_MAT_EXL3,
+    KD_GPU_MAT_BLOCK /* ggml's blocks, of one value: none */
 };
 
 /* A matrix in host memory, with the meanings of struct kd_mat (kern/mat.h). */
@@ -55,13 +58,14 @@ struct kd_gpu_source {
     int64_t rows, cols;   /* outputs, inputs */
     const void *data;     /* F32, BF16 values; MXFP4 packed codes; EXL3 tiles */
     int64_t ld;           /* F32, BF16: elements between rows; MXFP4: bytes between packed rows;
-                             EXL3: tiles between tile rows */
+                             EXL3: tiles between tile rows; BLOCK: bytes between rows */
     const uint8_t *scale; /* MXFP4 */
     int64_t ld_scale;
     int64_t rows_padded, cols_padded; /* EXL3, as the vectors */
     const uint16_t *suh, *svh;
     struct kd_rate rate;
     enum kd_codebook cb;
+    const struct kd_block_format *format; /* BLOCK; cols are whole blocks */
 };
 
 /* A matrix in device memory, which it borrows; plain data, free to copy. EXL3 codes lie in an order
@@ -75,6 +79,7 @@ struct kd_gpu_mat {
     const uint16_t *suh, *svh; /* EXL3 */
     struct kd_rate rate;
     enum kd_codebook cb;
+    const struct kd_block_format *format; /* BLOCK; in the host's memory */
 };
 
 /* Device memory that a matrix takes, a multiple of 256; -1 for a type or shape that is not known.
@@ -115,9 +120,9 @@ void kd_gpu_mul_limit(struct kd_gpu *g, int blocks);
  *     y[t] = sum over j, by ascending id, of weight[t][j] * (w2 situ(w1 x[t], w3 x[t]))
  *
  * one fma each, starting from +0 (situ: docs/numerics.md). An id of -1 is no expert; an id that
- * occurs twice in a list counts twice, in the list's order. All experts are EXL3 or all are MXFP4;
- * a rate may differ for every matrix, the shapes and the codebook may not. Row-invariant as
- * products are, with KD_GPU_EXPERT_ROWS for EXL3. */
+ * occurs twice in a list counts twice, in the list's order. All experts are EXL3, MXFP4 or BLOCK;
+ * a rate or format may differ for every matrix, the shapes and the codebook may not. Row-invariant
+ * as products are, with KD_GPU_EXPERT_ROWS for EXL3. */
 struct kd_gpu_experts;
 struct kd_gpu_experts_shape {
     int64_t experts;     /* ids 0 .. experts - 1, at most 1,024 */

@@ -38,8 +38,8 @@ int64_t pairs_of(const struct kd_gpu_experts_shape *s)
     return s->tokens * s->top < PAIRS ? s->tokens * s->top : (int64_t)PAIRS;
 }
 
-/* Floats of a pair's partial sums, of the half that has more; MXFP4 keeps w1's and w3's products
- * there. */
+/* Floats of a pair's partial sums, of the half that has more; the others keep w1's and w3's
+ * products there. */
 int64_t sum_floats(const struct kd_gpu_experts_shape *s)
 {
     const int cols = blocks_of(s->cols), inner = blocks_of(s->inner);
@@ -94,15 +94,17 @@ int check_expert(struct kd_gpu_experts *e, int64_t id, const struct kd_gpu_mat m
     const struct kd_gpu_experts_shape *s = &e->shape;
 
     for (int i = 0; i < 3; i++) {
-        if (!e->type && (m[i].type == KD_GPU_MAT_EXL3 || m[i].type == KD_GPU_MAT_MXFP4)) {
+        if (!e->type && (m[i].type == KD_GPU_MAT_EXL3 || m[i].type == KD_GPU_MAT_MXFP4 ||
+                         m[i].type == KD_GPU_MAT_BLOCK)) {
             e->type = m[i].type;
             e->cb = m[i].cb;
         }
         if (!e->type || m[i].type != e->type || m[i].cb != e->cb)
-            return kd_fail(err, KD_ENOTSUP,
-                           "expert %lld: experts on a device are all EXL3 of one codebook or all "
-                           "MXFP4",
-                           (long long)id);
+            return kd_fail(
+                err, KD_ENOTSUP,
+                "expert %lld: experts on a device are all EXL3 of one codebook, all MXFP4 "
+                "or all of ggml's blocks",
+                (long long)id);
         if (m[i].rows != (i < 2 ? s->inner : s->cols) || m[i].cols != (i < 2 ? s->cols : s->inner))
             return kd_fail(err, KD_EINVAL, "expert %lld: a matrix of %lld x %lld", (long long)id,
                            (long long)m[i].rows, (long long)m[i].cols);
@@ -127,15 +129,15 @@ int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args
                          err);
 }
 
-template <int TOKENS>
-int launch_mxfp4(struct kd_gpu_experts *e, half_args *a, int64_t pairs, struct kd_err *err)
+template <kd_plain::type TYPE, int TOKENS>
+int launch_half(struct kd_gpu_experts *e, half_args *a, int64_t pairs, struct kd_err *err)
 {
-    using s = kd_plain::shape<kd_plain::MXFP4, TOKENS>;
+    using s = kd_plain::shape<TYPE, TOKENS>;
     const int64_t tasks = pairs * (a->down ? 1 : 2) * ((a->outs + s::rows - 1) / s::rows);
     const int64_t limit = e->g->product_blocks ? e->g->product_blocks : 16 * e->g->facts.sms;
     void *arguments[] = {a};
 
-    return kd_gpu_launch(e->g, (const void *)multiply_experts_mxfp4<TOKENS>,
+    return kd_gpu_launch(e->g, (const void *)multiply_experts_plain<TYPE, TOKENS>,
                          tasks < limit ? tasks : limit, s::threads, s::pieces * s::bytes, arguments,
                          "experts' products", err);
 }
@@ -161,7 +163,18 @@ int run_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args *a
     return launch_exl3(e, p, a, err);
 }
 
-int run_mxfp4(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, struct kd_err *err)
+int launch_plain(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs,
+                 struct kd_err *err)
+{
+    using namespace kd_plain;
+
+    if (e->type == KD_GPU_MAT_BLOCK)
+        return one ? launch_half<BLOCK, 1>(e, a, pairs, err)
+                   : launch_half<BLOCK, 8>(e, a, pairs, err);
+    return one ? launch_half<MXFP4, 1>(e, a, pairs, err) : launch_half<MXFP4, 8>(e, a, pairs, err);
+}
+
+int run_plain(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, struct kd_err *err)
 {
     const plan *p = e->p;
     int32_t inner = (int32_t)e->shape.inner;
@@ -173,7 +186,7 @@ int run_mxfp4(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, s
     a->outs = inner;
     a->y = e->sums;
     a->ldy = wide;
-    if ((one ? launch_mxfp4<1>(e, a, pairs, err) : launch_mxfp4<8>(e, a, pairs, err)) ||
+    if (launch_plain(e, one, a, pairs, err) ||
         kd_gpu_launch(e->g, (const void *)situ_places, parts < limit ? parts : limit, COLUMNS, 0,
                       arguments, "experts' products", err))
         return -1;
@@ -184,7 +197,7 @@ int run_mxfp4(struct kd_gpu_experts *e, bool one, half_args *a, int64_t pairs, s
     a->outs = (int32_t)e->shape.cols;
     a->y = e->out;
     a->ldy = whole(e->shape.cols, 4);
-    return one ? launch_mxfp4<1>(e, a, pairs, err) : launch_mxfp4<8>(e, a, pairs, err);
+    return launch_plain(e, one, a, pairs, err);
 }
 
 /* Some tokens of a call, PAIRS pairs at most. */
@@ -224,7 +237,7 @@ int run_some(struct kd_gpu_experts *e, enum kd_gpu_class cls, const struct kd_gp
     if ((!alone && kd_gpu_launch(e->g, few ? (const void *)plan_few : (const void *)plan_pairs, 1,
                                  few ? 32 : (int)PAIRS, few ? 0 : (int64_t)sizeof(plan_shared),
                                  plan_list, "a plan of experts", err)) ||
-        (exl3 ? run_exl3(e, &p, &a, err) : run_mxfp4(e, tokens == 1, &a, tokens * c->top, err)))
+        (exl3 ? run_exl3(e, &p, &a, err) : run_plain(e, tokens == 1, &a, tokens * c->top, err)))
         return -1;
     sum_args s = {e->p,
                   a.ids,

@@ -103,7 +103,7 @@ int64_t kd_gpu_gemm_scratch(const struct kd_gpu_mat *w, int64_t T)
     const int64_t one = w->type == KD_GPU_MAT_EXL3 ? x_bytes(w, rows, 1) : 0,
                   both = x_bytes(w, two, 2);
 
-    if (w->type == KD_GPU_MAT_F32)
+    if (w->type == KD_GPU_MAT_F32 || w->type == KD_GPU_MAT_BLOCK)
         return 0;
     return whole(one > both ? one : both) + whole(4 * rows) + whole(part_bytes(w, rows));
 }

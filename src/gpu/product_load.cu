@@ -65,6 +65,12 @@ int check(const struct kd_gpu_source *s, struct kd_err *err)
     }
     if (s->type == KD_GPU_MAT_MXFP4 && s->cols % 32)
         return kd_fail(err, KD_EINVAL, "an MXFP4 matrix with rows of %lld", (long long)s->cols);
+    if (s->type == KD_GPU_MAT_BLOCK) {
+        if (!s->format || s->format->kind == KD_BLOCK_ANY || s->cols % s->format->elems)
+            return kd_fail(err, KD_ENOTSUP, "a matrix of %s with rows of %lld on a device",
+                           s->format ? s->format->name : "no format", (long long)s->cols);
+        return 0;
+    }
     if (s->type != KD_GPU_MAT_F32 && s->type != KD_GPU_MAT_BF16 && s->type != KD_GPU_MAT_MXFP4)
         return kd_fail(err, KD_ENOTSUP, "a matrix of type %d on a device", (int)s->type);
     return 0;
@@ -85,6 +91,7 @@ void place(struct kd_gpu_mat *m, const struct kd_gpu_source *s, void *memory)
     m->rows = s->rows;
     m->cols = s->cols;
     m->data = at;
+    m->format = s->format;
     if (s->type == KD_GPU_MAT_EXL3) {
         m->rows_padded = s->rows_padded;
         m->cols_padded = s->cols_padded;
@@ -93,7 +100,8 @@ void place(struct kd_gpu_mat *m, const struct kd_gpu_source *s, void *memory)
         m->suh = (const uint16_t *)(at + whole(code_bytes(s)));
         m->svh = m->suh + s->cols_padded;
     } else if (s->type == KD_GPU_MAT_MXFP4) {
-        m->scale = (const uint8_t *)at + whole(s->rows * kd_gpu_row_bytes(s->type, s->cols));
+        m->scale =
+            (const uint8_t *)at + whole(s->rows * kd_gpu_row_bytes(s->type, s->cols, s->format));
     }
 }
 
@@ -152,9 +160,9 @@ extern "C" int64_t kd_gpu_mat_bytes(const struct kd_gpu_source *s)
     if (s->type == KD_GPU_MAT_EXL3)
         return whole(code_bytes(s)) + whole(2 * (s->rows_padded + s->cols_padded));
     if (s->type == KD_GPU_MAT_MXFP4)
-        return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols)) +
+        return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols, s->format)) +
                whole(s->rows * kd_gpu_scale_bytes(s->cols));
-    return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols));
+    return whole(s->rows * kd_gpu_row_bytes(s->type, s->cols, s->format));
 }
 
 extern "C" int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m,
@@ -165,14 +173,12 @@ extern "C" int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m,
     place(m, s, memory);
     if (s->type == KD_GPU_MAT_EXL3)
         return load_exl3(g, m, s, err);
-    const int64_t bytes = s->type == KD_GPU_MAT_F32    ? s->cols * 4
-                          : s->type == KD_GPU_MAT_BF16 ? s->cols * 2
-                                                       : s->cols / 2;
+    const int64_t bytes = kd_gpu_stored_bytes(s->type, s->cols, s->format);
     const int64_t step = s->type == KD_GPU_MAT_F32    ? s->ld * 4
                          : s->type == KD_GPU_MAT_BF16 ? s->ld * 2
                                                       : s->ld;
-    if (copy_rows(g, memory, kd_gpu_row_bytes(s->type, s->cols), s->data, step, bytes, s->rows,
-                  err))
+    if (copy_rows(g, memory, kd_gpu_row_bytes(s->type, s->cols, s->format), s->data, step, bytes,
+                  s->rows, err))
         return -1;
     if (s->type == KD_GPU_MAT_MXFP4)
         return copy_rows(g, (void *)m->scale, kd_gpu_scale_bytes(s->cols), s->scale, s->ld_scale,
@@ -188,6 +194,8 @@ extern "C" int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m,
         return -1;
     place(m, s, memory);
     switch (s->type) {
+    case KD_GPU_MAT_BLOCK: /* halves among random bytes may be anything */
+        return kd_fail(err, KD_ENOTSUP, "blocks made on a device");
     case KD_GPU_MAT_EXL3:
         return fill_memory(g, m->data, code_bytes(s), FILL_BITS, seed, err) ||
                        fill_memory(g, m->suh, 2 * s->cols_padded, FILL_SUH, seed + 1, err) ||
@@ -195,14 +203,14 @@ extern "C" int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m,
                    ? -1
                    : 0;
     case KD_GPU_MAT_MXFP4:
-        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols), FILL_BITS,
-                           seed, err) ||
+        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols, s->format),
+                           FILL_BITS, seed, err) ||
                        fill_memory(g, m->scale, s->rows * kd_gpu_scale_bytes(s->cols), FILL_E8M0,
                                    seed + 1, err)
                    ? -1
                    : 0;
     default:
-        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols),
+        return fill_memory(g, m->data, s->rows * kd_gpu_row_bytes(s->type, s->cols, s->format),
                            s->type == KD_GPU_MAT_F32 ? FILL_F32 : FILL_BF16, seed, err);
     }
 }

@@ -1,5 +1,5 @@
-/* Around the products of routed experts: the order of pairs, MXFP4's products, the sum over a
- * token's experts. */
+/* Around the products of routed experts: the order of pairs, the products of MXFP4 and blocks, the
+ * sum over a token's experts. */
 #ifndef KD_GPU_PRODUCT_PLACES_CUH
 #define KD_GPU_PRODUCT_PLACES_CUH
 
@@ -115,14 +115,14 @@ KD_KERNEL void KD_BOUNDS(32, 1) plan_few(KD_ARGS plan_args a)
     }
 }
 
-/* MXFP4: w1's and w3's products side by side in y, SiTU comes after; or w2's. ins and outs are
- * inputs and outputs here. */
-template <int TOKENS>
-KD_KERNEL void KD_BOUNDS((kd_plain::shape<kd_plain::MXFP4, TOKENS>::threads), 1)
-    multiply_experts_mxfp4(KD_ARGS half_args a)
+/* MXFP4 and blocks: w1's and w3's products side by side in y, SiTU comes after; or w2's. ins and
+ * outs are inputs and outputs here. */
+template <kd_plain::type TYPE, int TOKENS>
+KD_KERNEL void KD_BOUNDS((kd_plain::shape<TYPE, TOKENS>::threads), 1)
+    multiply_experts_plain(KD_ARGS half_args a)
 {
     using namespace kd_plain;
-    constexpr int rows = shape<MXFP4, TOKENS>::rows;
+    constexpr int rows = shape<TYPE, TOKENS>::rows;
     KD_SHARED(memory);
 
     kd_launch_next();
@@ -140,7 +140,7 @@ KD_KERNEL void KD_BOUNDS((kd_plain::shape<kd_plain::MXFP4, TOKENS>::threads), 1)
                                   nullptr,
                                   g.rows,
                                   i % parts * rows};
-        kd_plain::multiply<MXFP4, TOKENS>(k, memory);
+        kd_plain::multiply<TYPE, TOKENS>(k, memory);
     }
 }
 

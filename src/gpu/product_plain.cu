@@ -1,4 +1,4 @@
-/* Products with F32, BF16 and MXFP4 matrices: the launches. */
+/* Products with F32, BF16 and MXFP4 matrices and those of ggml's blocks: the launches. */
 #include "gpu/product.cuh"
 #include "gpu/product_f32.cuh"
 
@@ -27,7 +27,7 @@ int launch(struct kd_gpu *g, dense_args *a, struct kd_err *err)
 template <type TYPE, int TOKENS>
 int launch_tiles(struct kd_gpu *g, dense_args *a, struct kd_err *err)
 {
-    if constexpr (TYPE != MXFP4) {
+    if constexpr (shape<TYPE, TOKENS, 1>::tiled) {
         int64_t rows = 0;
         for (int j = 0; j < a->jobs; j++)
             rows += a->job[j].w.rows;
@@ -74,6 +74,8 @@ int kd_gpu_mul_plain(struct kd_gpu *g, const struct kd_gpu_job *jobs, int count,
         return launch_type<F32>(g, &a, err);
     case KD_GPU_MAT_BF16:
         return launch_type<BF16>(g, &a, err);
+    case KD_GPU_MAT_BLOCK:
+        return launch_type<BLOCK>(g, &a, err);
     default:
         return launch_type<MXFP4>(g, &a, err);
     }

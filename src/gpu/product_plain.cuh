@@ -1,24 +1,26 @@
-/* Products of up to 16 rows of activations with F32, BF16 and MXFP4 matrices, with the bits of
- * kern's (DOT16, docs/numerics.md), bounded by memory: a block has some rows of the matrix, pieces
- * of 128 inputs of them come into shared memory ahead of use, and a thread has some of DOT16's
- * lanes of one row or two. */
+/* Products of up to 16 rows of activations with F32, BF16 and MXFP4 matrices and those of ggml's
+ * blocks, with the bits of kern's (DOT16, docs/numerics.md): a block has some rows of the matrix,
+ * pieces of 128 inputs or 256 of them come into shared memory ahead of use, and a thread has some
+ * of DOT16's lanes of one row or two. */
 #ifndef KD_GPU_PRODUCT_PLAIN_CUH
 #define KD_GPU_PRODUCT_PLAIN_CUH
 
-#include "gpu/mma_lanes.cuh"
+#include "gpu/block_values.cuh"
 #include "num/mxfp4_block.h"
 
 namespace kd_plain
 {
 
-enum type { F32, BF16, MXFP4 };
+enum type { F32, BF16, MXFP4, BLOCK };
 enum { TILE_ROWS = 6 }; /* of a thread, where matrices have enough for all multiprocessors */
 
-/* ld bytes between rows, a multiple of 16; lds between rows of scales, a multiple of 4. */
+/* ld bytes between rows, a multiple of 16; lds between rows of scales, a multiple of 4. BLOCK:
+ * which (num/block.h), values and bytes of one. */
 struct matrix {
     const uint8_t *w, *scale;
     int64_t ld, lds;
     int32_t rows, cols;
+    int32_t kind, elems, bytes;
 };
 
 /* Rows first .. of w for `tokens` rows of x, row t at x + from[t] * ldx (NULL: t), to y + to[t] *
@@ -36,18 +38,21 @@ struct task {
  * eight tokens and several rows, but just two lanes. With a row alone, pieces are longer, as there
  * is a barrier for each. */
 template <type TYPE, int TOKENS, int EACH = 1> struct shape {
-    static constexpr bool tiled = TYPE != MXFP4;
-    static constexpr int piece = tiled && EACH == 1 ? 256 : 128; /* inputs */
-    static constexpr int lanes = tiled ? 2 : 8;                  /* of a thread */
-    static constexpr int parts = 16 / lanes; /* threads that share a row and tokens */
+    static constexpr bool tiled = TYPE == F32 || TYPE == BF16;
+    /* inputs; of blocks whole ones */
+    static constexpr int piece = (tiled && EACH == 1) || TYPE == BLOCK ? 256 : 128;
+    static constexpr int lanes = tiled ? 2 : 8; /* of a thread */
+    static constexpr int parts = 16 / lanes;    /* threads that share a row and tokens */
     static constexpr int halves = tiled && TOKENS > 4 ? 2 : 1;
     static constexpr int tokens = TOKENS / halves; /* of a thread */
     static constexpr int threads = TOKENS > 4 ? 128 : 64;
     static constexpr int groups = threads / parts / halves; /* of threads that share a row */
     static constexpr int rows = groups * EACH;
-    static constexpr int row_bytes = (TYPE == F32    ? 4 * piece
-                                      : TYPE == BF16 ? 2 * piece
-                                                     : piece / 2);
+    /* Blocks: at most 272, from the multiple of 16 before them on. */
+    static constexpr int row_bytes = (TYPE == F32     ? 4 * piece
+                                      : TYPE == BF16  ? 2 * piece
+                                      : TYPE == BLOCK ? 288
+                                                      : piece / 2);
     /* Between rows in shared memory, so that rows that are read at once lie in other banks; the
      * second half of the tokens, too. */
     static constexpr int stride = row_bytes + (TYPE == F32 ? 64 : TYPE == BF16 ? 32 : 16);
@@ -56,21 +61,46 @@ template <type TYPE, int TOKENS, int EACH = 1> struct shape {
     static constexpr int x_at = scales_at + (TYPE == MXFP4 ? 4 * rows : 0);
     static constexpr int bytes = x_at + halves * half_stride;
     static constexpr int most = (96 << 10) / bytes;
-    static constexpr int pieces = most < 6 ? most : 6; /* at a time */
+    static constexpr int ahead = TYPE == BLOCK ? 3 : 6;
+    static constexpr int pieces = most < ahead ? most : ahead; /* at a time */
 };
+
+/* Where a row's piece begins, of blocks. */
+KD_DEV int64_t piece_at(const matrix &w, int piece)
+{
+    return (int64_t)piece * (256 / w.elems * w.bytes);
+}
+
+/* Piece p of rows of blocks: from the multiple of 16 before it on. */
+template <int ROWS, int THREADS, int STRIDE, int ROW_BYTES>
+KD_DEV void fetch_blocks(const task &k, int piece, unsigned char *to)
+{
+    constexpr int parts = ROW_BYTES / 16;
+    const int64_t at = piece_at(k.w, piece) / 16 * 16, end = piece_at(k.w, piece + 1);
+
+    for (int n = kd_thread(); n < ROWS * parts; n += THREADS) {
+        const int r = n / parts, row = k.first + r;
+        const int64_t c = at + n % parts * 16;
+        if (c < end && c < k.w.ld)
+            kd_copy16(to + r * STRIDE + n % parts * 16,
+                      k.w.w + (row < k.w.rows ? row : k.w.rows - 1) * k.w.ld + c);
+    }
+}
 
 /* Piece p of all rows and of x on its way into shared memory. */
 template <type TYPE, int TOKENS, int EACH>
 KD_DEV void fetch(const task &k, int piece, unsigned char *to)
 {
     using s = shape<TYPE, TOKENS, EACH>;
-    constexpr int parts = s::row_bytes / 16, some = s::threads / parts;
+    constexpr int parts = s::row_bytes / 16, some = TYPE == BLOCK ? 1 : s::threads / parts;
     constexpr int wide = s::piece / 4, much = s::threads / wide;
     const int c = kd_thread() % parts * 16, x = kd_thread() % wide * 4;
     const int64_t at = (int64_t)piece * s::row_bytes + c, col = (int64_t)piece * s::piece + x;
 
     /* Past the last row that one again, which nobody reads. */
-    if (at < k.w.ld)
+    if constexpr (TYPE == BLOCK)
+        fetch_blocks<s::rows, s::threads, s::stride, s::row_bytes>(k, piece, to);
+    else if (at < k.w.ld)
 #pragma unroll
         for (int n = 0; n < s::rows; n += some) {
             const int r = n + kd_thread() / parts, row = k.first + r;
@@ -94,11 +124,17 @@ KD_DEV void fetch(const task &k, int piece, unsigned char *to)
     kd_copy_group();
 }
 
-/* This thread's lanes of step i (16 inputs) of a row in shared memory. */
+/* This thread's lanes of step i (16 inputs) of a row in shared memory; m, at: of blocks, where the
+ * piece begins. */
 template <type TYPE, int LANES>
-KD_DEV void weights(const unsigned char *row, const unsigned char *scale, int i, int part,
-                    float w[LANES])
+KD_DEV void weights(const matrix &m, int at, const unsigned char *row, const unsigned char *scale,
+                    int i, int part, float w[LANES])
 {
+    if constexpr (TYPE == BLOCK) {
+        const int v = 16 * i + 8 * part, block = v / m.elems;
+        kd_eights::eight(m.kind, row + at + block * m.bytes, v % m.elems / 8, w);
+        return;
+    }
     if constexpr (TYPE == F32) {
         const float2 v = *(const float2 *)(row + 64 * i + 8 * part);
         w[0] = v.x;
@@ -142,7 +178,7 @@ template <int LANES> KD_DEV void inputs(const float *x, float v[LANES])
 
 /* One step of 16 inputs, of which `left` are there. */
 template <type TYPE, int TOKENS, int EACH, bool WHOLE>
-KD_DEV void step(const unsigned char *piece, int i, int left,
+KD_DEV void step(const matrix &m, int at, const unsigned char *piece, int i, int left,
                  float (*sum)[shape<TYPE, TOKENS, EACH>::tokens][shape<TYPE, TOKENS, EACH>::lanes])
 {
     using s = shape<TYPE, TOKENS, EACH>;
@@ -155,7 +191,8 @@ KD_DEV void step(const unsigned char *piece, int i, int left,
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int r = group + e * s::groups;
-        weights<TYPE, s::lanes>(piece + r * s::stride, piece + s::scales_at + 4 * r, i, part, w[e]);
+        weights<TYPE, s::lanes>(m, at, piece + r * s::stride, piece + s::scales_at + 4 * r, i, part,
+                                w[e]);
     }
 #pragma unroll
     for (int t = 0; t < s::tokens; t++) {
@@ -211,6 +248,7 @@ KD_DEV void multiply(const task &k, unsigned char *memory)
     for (int p = 0; p < pieces; p++) {
         const unsigned char *piece = memory + p % s::pieces * s::bytes;
         const int left = k.w.cols - p * s::piece;
+        const int at = TYPE == BLOCK ? (int)(piece_at(k.w, p) % 16) : 0;
 
         kd_copy_wait<ahead - 1>();
         kd_sync_block();
@@ -218,14 +256,18 @@ KD_DEV void multiply(const task &k, unsigned char *memory)
             fetch<TYPE, TOKENS, EACH>(k, p + ahead, memory + (p + ahead) % s::pieces * s::bytes);
         else
             kd_copy_group();
-        if (left >= s::piece) {
+        if (TYPE == BLOCK) { /* whole steps, and code for each format */
+#pragma unroll 1
+            for (int i = 0; i < s::piece / 16 && 16 * i < left; i++)
+                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, i, 16, sum);
+        } else if (left >= s::piece) {
 #pragma unroll 8
             for (int i = 0; i < s::piece / 16; i++)
-                step<TYPE, TOKENS, EACH, true>(piece, i, 16, sum);
+                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, i, 16, sum);
         } else {
 #pragma unroll 1
             for (int i = 0; 16 * i < left; i++)
-                step<TYPE, TOKENS, EACH, false>(piece, i, left - 16 * i, sum);
+                step<TYPE, TOKENS, EACH, false>(k.w, at, piece, i, left - 16 * i, sum);
         }
     }
     const int half = kd_thread() / s::parts % s::halves, group = kd_thread() / s::parts / s::halves;

@@ -71,7 +71,7 @@ KD_INLINE void block_few(enum kd_block_kind kind, const uint8_t *w, int64_t ldw,
 /* n values of a row, whole blocks. */
 static void block_decode(const struct kd_block_format *f, const uint8_t *b, int64_t n, float *out)
 {
-    if (f->kind == KD_BLOCK_ANY) {
+    if (f->kind != KD_BLOCK_Q8_0 && f->kind != KD_BLOCK_MXFP4) {
         f->decode(b, n / f->elems, out);
         return;
     }

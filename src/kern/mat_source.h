@@ -5,8 +5,8 @@
 #include "gpu/product.h"
 #include "kern/mat.h"
 
-/* Borrows what w borrows. type KD_GPU_MAT_NONE: no matrix, or one of a type that devices do not
- * read (blocks of ggml). */
+/* Borrows what w borrows. type KD_GPU_MAT_NONE: no matrix, or one of a type that devices take for
+ * running a model alone (blocks of ggml: model/k3_device_load.c). */
 struct kd_gpu_source kd_mat_source(const struct kd_mat *w);
 
 #endif

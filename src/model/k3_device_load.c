@@ -32,16 +32,46 @@ static void *take(struct loader *l, int64_t bytes)
 static int source_of(const struct kd_mat *m, struct kd_gpu_source *s, struct kd_err *err)
 {
     *s = kd_mat_source(m);
+    if (m->type == KD_MAT_BLOCK && m->format->elems > 1) {
+        s->type = KD_GPU_MAT_BLOCK;
+        s->format = m->format;
+    }
     if (m->type != KD_MAT_NONE && (!s->type || kd_gpu_mat_bytes(s) < 0))
         return kd_fail(err, KD_ENOTSUP, "weights of type %s are not for a device; use the CPU",
                        m->format ? m->format->name : "unknown");
     return 0;
 }
 
+/* Blocks of one value (F16 of a GGUF), which no kernel takes: as fp32. */
+static int load_as_floats(struct loader *l, const struct kd_mat *from, struct kd_gpu_mat *to,
+                          struct kd_err *err)
+{
+    struct kd_mat floats = {
+        .type = KD_MAT_F32, .rows = from->rows, .cols = from->cols, .ld = from->cols};
+    struct kd_gpu_source s = kd_mat_source(&floats);
+    int64_t bytes = kd_gpu_mat_bytes(&s);
+    void *memory = take(l, bytes);
+    float *x;
+    *to = (struct kd_gpu_mat){.type = s.type, .rows = s.rows, .cols = s.cols};
+    if (!memory)
+        return 0;
+    if (!l->quiet)
+        kd_progress_add(bytes, NULL);
+    if (kd_mem_new(&x, from->rows * from->cols, sizeof *x, "a matrix", err))
+        return -1;
+    s.data = x;
+    int rc = kd_mat_dequant(&l->d->m->run, from, x, from->cols, err) ||
+             kd_gpu_mat_load(l->d->g, to, &s, memory, err);
+    kd_mem_free(x);
+    return rc ? -1 : 0;
+}
+
 static int load_mat(struct loader *l, const struct kd_mat *from, struct kd_gpu_mat *to,
                     struct kd_err *err)
 {
     struct kd_gpu_source s;
+    if (from->type == KD_MAT_BLOCK && from->format->elems == 1)
+        return load_as_floats(l, from, to, err);
     if (source_of(from, &s, err))
         return -1;
     if (!s.type) {
@@ -57,7 +87,8 @@ static int load_mat(struct loader *l, const struct kd_mat *from, struct kd_gpu_m
                               .rows_padded = s.rows_padded,
                               .cols_padded = s.cols_padded,
                               .rate = s.rate,
-                              .cb = s.cb};
+                              .cb = s.cb,
+                              .format = s.format};
     if (!memory)
         return 0;
     if (!l->quiet)

@@ -6,8 +6,36 @@
 
 #include "num/half.h"
 
-/* Those that instruction sets decode on their own. */
-enum kd_block_kind { KD_BLOCK_ANY, KD_BLOCK_Q8_0, KD_BLOCK_MXFP4 };
+/* Which one it is, for who decodes on his own: instruction sets Q8_0 and MXFP4, devices all but
+ * ANY. */
+enum kd_block_kind {
+    KD_BLOCK_ANY,
+    KD_BLOCK_Q8_0,
+    KD_BLOCK_MXFP4,
+    KD_BLOCK_Q4_0,
+    KD_BLOCK_Q4_1,
+    KD_BLOCK_Q5_0,
+    KD_BLOCK_Q5_1,
+    KD_BLOCK_Q2_K,
+    KD_BLOCK_Q3_K,
+    KD_BLOCK_Q4_K,
+    KD_BLOCK_Q5_K,
+    KD_BLOCK_Q6_K,
+    KD_BLOCK_IQ2_XXS,
+    KD_BLOCK_IQ2_XS,
+    KD_BLOCK_IQ2_S,
+    KD_BLOCK_IQ3_XXS,
+    KD_BLOCK_IQ3_S,
+    KD_BLOCK_IQ1_S,
+    KD_BLOCK_IQ1_M,
+    KD_BLOCK_IQ4_NL,
+    KD_BLOCK_IQ4_XS,
+    KD_BLOCK_TQ1_0,
+    KD_BLOCK_TQ2_0,
+    KD_BLOCK_NVFP4,
+    KD_BLOCK_Q1_0,
+    KD_BLOCK_Q2_0
+};
 
 struct kd_block_format {
     const char *name;

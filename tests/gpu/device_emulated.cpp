@@ -176,9 +176,12 @@ int kd_gpu_wait(struct kd_gpu *g, struct kd_err *)
 }
 
 /* Matrices: rows without gaps; MXFP4 codes, then scales; EXL3 tiles, then suh, svh. */
-static int64_t row_bytes(enum kd_gpu_mat_type t, int64_t cols)
+static int64_t row_bytes(enum kd_gpu_mat_type t, int64_t cols, const struct kd_block_format *f)
 {
-    return t == KD_GPU_MAT_F32 ? 4 * cols : t == KD_GPU_MAT_BF16 ? 2 * cols : cols / 2;
+    return t == KD_GPU_MAT_F32     ? 4 * cols
+           : t == KD_GPU_MAT_BF16  ? 2 * cols
+           : t == KD_GPU_MAT_BLOCK ? cols / f->elems * f->bytes
+                                   : cols / 2;
 }
 
 static int64_t tile_bytes(int64_t rows, int64_t cols, struct kd_rate rate)
@@ -193,8 +196,8 @@ int64_t kd_gpu_mat_bytes(const struct kd_gpu_source *s)
         n = tile_bytes(s->rows_padded, s->cols_padded, s->rate) +
             2 * (s->rows_padded + s->cols_padded);
     else if (s->type != KD_GPU_MAT_NONE)
-        n = s->rows *
-            (row_bytes(s->type, s->cols) + (s->type == KD_GPU_MAT_MXFP4 ? s->cols / 32 : 0));
+        n = s->rows * (row_bytes(s->type, s->cols, s->format) +
+                       (s->type == KD_GPU_MAT_MXFP4 ? s->cols / 32 : 0));
     return (n + 255) / 256 * 256;
 }
 
@@ -205,7 +208,7 @@ int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_
     unsigned char *to = (unsigned char *)memory;
     const unsigned char *from = (const unsigned char *)s->data;
     *m = {s->type, s->rows, s->cols, s->rows_padded, s->cols_padded, memory,
-          nullptr, nullptr, nullptr, s->rate,        s->cb};
+          nullptr, nullptr, nullptr, s->rate,        s->cb,          s->format};
     if (s->type == KD_GPU_MAT_EXL3) {
         const int64_t row = tile_bytes(s->rows_padded, 16, s->rate),
                       step = s->ld * kd_rate_tile_bytes(s->rate);
@@ -216,9 +219,10 @@ int kd_gpu_mat_load(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_
             (const uint16_t *)memcpy(to + 2 * s->cols_padded, s->svh, (size_t)(2 * s->rows_padded));
         return 0;
     }
-    const int64_t row = row_bytes(s->type, s->cols), step = s->type == KD_GPU_MAT_F32    ? 4 * s->ld
-                                                            : s->type == KD_GPU_MAT_BF16 ? 2 * s->ld
-                                                                                         : s->ld;
+    const int64_t row = row_bytes(s->type, s->cols, s->format),
+                  step = s->type == KD_GPU_MAT_F32    ? 4 * s->ld
+                         : s->type == KD_GPU_MAT_BF16 ? 2 * s->ld
+                                                      : s->ld;
     for (int64_t r = 0; r < s->rows; r++, to += row)
         memcpy(to, from + r * step, (size_t)row);
     m->scale = to;
@@ -255,16 +259,17 @@ int kd_gpu_mat_make(struct kd_gpu *g, struct kd_gpu_mat *m, const struct kd_gpu_
 
 static struct kd_mat host_mat(const struct kd_gpu_mat &m)
 {
-    static const enum kd_mat_type types[] = {KD_MAT_NONE, KD_MAT_F32, KD_MAT_BF16, KD_MAT_MXFP4,
-                                             KD_MAT_EXL3};
+    static const enum kd_mat_type types[] = {KD_MAT_NONE,  KD_MAT_F32,  KD_MAT_BF16,
+                                             KD_MAT_MXFP4, KD_MAT_EXL3, KD_MAT_BLOCK};
     struct kd_mat h = {};
     h.type = types[m.type];
     h.rows = m.rows;
     h.cols = m.cols;
     h.data = m.data;
-    h.ld = m.type == KD_GPU_MAT_MXFP4  ? m.cols / 2
-           : m.type == KD_GPU_MAT_EXL3 ? m.rows_padded / 16
-                                       : m.cols;
+    h.ld = m.type == KD_GPU_MAT_MXFP4   ? m.cols / 2
+           : m.type == KD_GPU_MAT_EXL3  ? m.rows_padded / 16
+           : m.type == KD_GPU_MAT_BLOCK ? row_bytes(m.type, m.cols, m.format)
+                                        : m.cols;
     h.scale = m.scale;
     h.ld_scale = m.cols / 32;
     h.rows_padded = m.rows_padded;
@@ -273,6 +278,7 @@ static struct kd_mat host_mat(const struct kd_gpu_mat &m)
     h.svh = m.svh;
     h.rate = m.rate;
     h.cb = m.cb;
+    h.format = m.format;
     return h;
 }
 

@@ -1,10 +1,11 @@
-/* Products of F32, BF16 and MXFP4 matrices and of routed experts on a device, run on the CPU
- * (tests/gpu/emulate.h): kern's bits, and for EXL3 those of the mode for decoding. */
+/* Products of F32, BF16, MXFP4 matrices, of ggml's blocks and of routed experts on a device, run on
+ * the CPU (tests/gpu/emulate.h): kern's bits, and for EXL3 those of the mode for decoding. */
 #define KD_GPU_EMULATE
 #include "gpu/product.cuh"
 #include "gpu/product_pack.cuh"
 #include "gpu/product_places.cuh"
 
+#include "gpu/block_check.h"
 #include "gpu/product_check.h"
 
 #include <array>
@@ -15,21 +16,27 @@ static kd_kern kern;
 struct plain_fixture {
     int64_t rows, cols, ld, lds;
     std::vector<uint8_t> w, scale;
+    const kd_block_format *format; /* BLOCK */
     kd_plain::matrix m;
 };
-static void plain_make(plain_fixture *f, kd_plain::type type, int64_t rows, int64_t cols)
+static void plain_make(plain_fixture *f, kd_plain::type type, int64_t rows, int64_t cols,
+                       const kd_block_format *format = nullptr)
 {
-    const int64_t bytes = type == kd_plain::F32    ? 4 * cols
-                          : type == kd_plain::BF16 ? 2 * cols
-                                                   : cols / 2;
+    const int64_t bytes = type == kd_plain::F32     ? 4 * cols
+                          : type == kd_plain::BF16  ? 2 * cols
+                          : type == kd_plain::BLOCK ? cols / format->elems * format->bytes
+                                                    : cols / 2;
     f->rows = rows;
     f->cols = cols;
+    f->format = format;
     f->ld = (bytes + 15) / 16 * 16;
     f->lds = (cols / 32 + 3) / 4 * 4;
     f->w.assign((size_t)(rows * f->ld), 0xff); /* NaNs between the rows */
     f->scale.assign((size_t)(rows * f->lds), 0xff);
     for (int64_t r = 0; r < rows; r++) {
-        for (int64_t i = 0; i < cols; i++) {
+        for (int64_t i = 0; type == kd_plain::BLOCK && i < cols / format->elems; i++)
+            block_make(format, &f->w[(size_t)(r * f->ld + i * format->bytes)], bits);
+        for (int64_t i = 0; type != kd_plain::BLOCK && i < cols; i++) {
             const float v = gauss();
             if (type == kd_plain::F32)
                 memcpy(&f->w[(size_t)(r * f->ld + 4 * i)], &v, 4);
@@ -42,7 +49,15 @@ static void plain_make(plain_fixture *f, kd_plain::type type, int64_t rows, int6
             f->scale[(size_t)(r * f->lds + i)] =
                 (uint8_t)(i % 5 == 4 ? bits() % 255 : 118 + bits() % 6);
     }
-    f->m = {f->w.data(), f->scale.data(), f->ld, f->lds, (int32_t)rows, (int32_t)cols};
+    f->m = {f->w.data(),
+            f->scale.data(),
+            f->ld,
+            f->lds,
+            (int32_t)rows,
+            (int32_t)cols,
+            format ? (int32_t)format->kind : 0,
+            format ? (int32_t)format->elems : 1,
+            format ? (int32_t)format->bytes : 0};
 }
 static void plain_want(const plain_fixture *f, kd_plain::type type, const float *x, int64_t ldx,
                        int64_t T, float *y)
@@ -52,6 +67,8 @@ static void plain_want(const plain_fixture *f, kd_plain::type type, const float 
     else if (type == kd_plain::BF16)
         kern.mm_bf16((const uint16_t *)f->w.data(), f->ld / 2, f->rows, f->cols, x, ldx, T, y,
                      f->rows);
+    else if (type == kd_plain::BLOCK)
+        kern.mm_block(f->format, f->w.data(), f->ld, f->rows, f->cols, x, ldx, T, y, f->rows);
     else
         kern.mm_mxfp4(f->w.data(), f->ld, f->scale.data(), f->lds, f->rows, f->cols, x, ldx, T, y,
                       f->rows);
@@ -59,7 +76,8 @@ static void plain_want(const plain_fixture *f, kd_plain::type type, const float 
 
 /* Two matrices of one type in one launch. */
 template <kd_plain::type TYPE, int TOKENS, int EACH = 1>
-static int check_plain(int64_t cols, int64_t T)
+static int check_plain(int64_t cols, int64_t T, const kd_block_format *first = nullptr,
+                       const kd_block_format *second = nullptr)
 {
     using s = kd_plain::shape<TYPE, TOKENS, EACH>;
     const int64_t rows[2] = {s::rows + 5, 3}, ldx = (cols + 3) / 4 * 4 + 4;
@@ -74,7 +92,7 @@ static int check_plain(int64_t cols, int64_t T)
     a.jobs = 2;
     a.tokens = (int32_t)T;
     for (int i = 0; i < 2; i++) {
-        plain_make(&f[i], TYPE, rows[i], cols);
+        plain_make(&f[i], TYPE, rows[i], cols, i ? second : first);
         y[i].assign((size_t)(T * rows[i]), 7.0f);
         want[i].assign((size_t)(T * rows[i]), 0.0f);
         a.job[i] = {f[i].m, x.data(), y[i].data(), ldx, rows[i], a.tasks};
@@ -90,6 +108,7 @@ static int check_plain(int64_t cols, int64_t T)
     printf("%s, %lld inputs, %lld rows: %lld wrong\n",
            TYPE == kd_plain::F32    ? "F32"
            : TYPE == kd_plain::BF16 ? "BF16"
+           : first                  ? first->name
                                     : "MXFP4",
            (long long)cols, (long long)T, (long long)bad);
     return bad != 0;
@@ -218,9 +237,12 @@ static void layer_run(layer *l, kd_experts::half_args *a, int rows, bool alone, 
     norm_check(l, s);
 }
 
-static int check_mxfp4(int64_t T)
+/* Blocks: each matrix of an expert in a format of its own. */
+template <kd_plain::type TYPE> static int check_some(int64_t T)
 {
     using namespace kd_experts;
+    static const enum kd_block_kind kinds[3] = {KD_BLOCK_Q4_0, KD_BLOCK_IQ4_NL, KD_BLOCK_Q8_0};
+    constexpr bool blocks = TYPE == kd_plain::BLOCK;
     std::vector<entry> table(SOME);
     std::vector<std::array<struct kd_gpu_mat, 3>> mat(SOME);
     std::vector<plain_fixture> f(3 * SOME);
@@ -230,41 +252,47 @@ static int check_mxfp4(int64_t T)
 
     layer_make(&l, T);
     for (int i = 0; i < 3 * SOME; i++) {
-        plain_make(&f[(size_t)i], kd_plain::MXFP4, i % 3 < 2 ? INNER : COLS,
-                   i % 3 < 2 ? COLS : INNER);
+        plain_make(&f[(size_t)i], TYPE, i % 3 < 2 ? INNER : COLS, i % 3 < 2 ? COLS : INNER,
+                   blocks ? block_format(kinds[i % 3]) : nullptr);
         for (uint8_t &b : f[(size_t)i].scale)
             b = (uint8_t)(119 + b % 4);
         const plain_fixture *m = &f[(size_t)i];
-        mat[(size_t)(i / 3)][i % 3] = {KD_GPU_MAT_MXFP4, m->rows, m->cols, 0,  0, m->w.data(),
-                                       m->scale.data(),  nullptr, nullptr, {}, {}};
+        struct kd_gpu_mat *to = &mat[(size_t)(i / 3)][(size_t)(i % 3)];
+        *to = {};
+        to->type = blocks ? KD_GPU_MAT_BLOCK : KD_GPU_MAT_MXFP4;
+        to->rows = m->rows;
+        to->cols = m->cols;
+        to->data = m->w.data();
+        to->scale = m->scale.data();
+        to->format = m->format;
     }
     for (int i = 0; i < SOME; i++)
         table[(size_t)i] = kd_gpu_expert(mat[(size_t)i].data());
     layer_want(&l, [&](int e, int which, const float *x, std::vector<float> *y) {
         const plain_fixture *m = &f[(size_t)(3 * e + which)];
         y->resize((size_t)m->rows);
-        plain_want(m, kd_plain::MXFP4, x, m->cols, 1, y->data());
+        plain_want(m, TYPE, x, m->cols, 1, y->data());
     });
     a.table = table.data();
     a.y = both.data();
     a.ldy = 2 * INNER;
     layer_run(&l, &a, T == 1 ? 1 : 8, false, [&] {
-        using one = kd_plain::shape<kd_plain::MXFP4, 1>;
-        using eight = kd_plain::shape<kd_plain::MXFP4, 8>;
+        using one = kd_plain::shape<TYPE, 1>;
+        using eight = kd_plain::shape<TYPE, 8>;
         a.outs = a.down ? COLS : INNER;
         if (T == 1)
             kd_emulate(3, one::threads, one::pieces * one::bytes,
-                       [&] { multiply_experts_mxfp4<1>(a); });
+                       [&] { multiply_experts_plain<TYPE, 1>(a); });
         else
             kd_emulate(3, eight::threads, eight::pieces * eight::bytes,
-                       [&] { multiply_experts_mxfp4<8>(a); });
+                       [&] { multiply_experts_plain<TYPE, 8>(a); });
         if (!a.down)
             kd_emulate(2, COLUMNS, 0, [&] {
                 situ_places(a.p, both.data(), 2 * INNER, l.inner.data(), INNER, INNER, a.beta,
                             a.linear);
             });
     });
-    return layer_check(&l, "MXFP4");
+    return layer_check(&l, blocks ? "block" : "MXFP4");
 }
 
 static std::vector<uint32_t> codes_of(const fixture *f)
@@ -298,8 +326,8 @@ template <int SETS> static int check_exl3(int64_t T, int blocks)
                      i % 3 < 2 ? COLS : INNER, 1);
         codes.push_back(codes_of(m));
         mat[(size_t)(i / 3)][i % 3] = {
-            KD_GPU_MAT_EXL3, m->rows,       m->cols,       m->R,    m->C, codes.back().data(),
-            nullptr,         m->suh.data(), m->svh.data(), m->rate, m->cb};
+            KD_GPU_MAT_EXL3, m->rows,       m->cols,       m->R,    m->C,  codes.back().data(),
+            nullptr,         m->suh.data(), m->svh.data(), m->rate, m->cb, nullptr};
     }
     for (int i = 0; i < SOME; i++)
         table[(size_t)i] = kd_gpu_expert(mat[(size_t)i].data());
@@ -331,6 +359,60 @@ template <int SETS> static int check_exl3(int64_t T, int blocks)
     return layer_check(&l, "EXL3");
 }
 
+/* Eight values at a time are those of the decoder of whole blocks. */
+static int check_values_of_blocks(void)
+{
+    int64_t bad = 0, formats = 0;
+
+    for (int kind = KD_BLOCK_Q8_0; kind <= KD_BLOCK_Q2_0; kind++, formats++) {
+        const kd_block_format *f = block_format((enum kd_block_kind)kind);
+        for (int n = 0; n < 500; n++) {
+            uint8_t b[512];
+            float want[256], got[8];
+            for (int64_t i = 0; i < f->bytes; i++)
+                b[i] = (uint8_t)bits();
+            f->decode(b, 1, want);
+            for (int e = 0; e < f->elems / 8; e++) {
+                kd_eights::eight(kind, b, e, got);
+                for (int j = 0; j < 8; j++)
+                    bad += kd_f32_bits(got[j]) != kd_f32_bits(want[8 * e + j]) &&
+                           !(isnan(got[j]) && isnan(want[8 * e + j]));
+            }
+        }
+    }
+    printf("values of %lld formats: %lld wrong\n", (long long)formats, (long long)bad);
+    return bad != 0;
+}
+
+/* Every format beside another in one launch, in rows of whole blocks that are no whole pieces. */
+static int check_blocks(void)
+{
+    int bad = 0;
+
+    for (int kind = KD_BLOCK_Q8_0; kind <= KD_BLOCK_Q2_0; kind++) {
+        const kd_block_format *f = block_format((enum kd_block_kind)kind),
+                              *q8 = block_format(KD_BLOCK_Q8_0);
+        const int64_t cols = (f->elems == 32 ? 13 : 5) * f->elems;
+        switch (kind % 5) {
+        case 0:
+            bad |= check_plain<kd_plain::BLOCK, 1>(cols, 1, f, q8);
+            break;
+        case 1:
+            bad |= check_plain<kd_plain::BLOCK, 2>(cols, 2, f, q8);
+            break;
+        case 2:
+            bad |= check_plain<kd_plain::BLOCK, 4>(cols, 3, f, q8);
+            break;
+        case 3:
+            bad |= check_plain<kd_plain::BLOCK, 8>(cols, 7, f, q8);
+            break;
+        default:
+            bad |= check_plain<kd_plain::BLOCK, 16>(cols, 13, f, q8);
+        }
+    }
+    return bad;
+}
+
 int main(void)
 {
     int bad = 0;
@@ -343,7 +425,11 @@ int main(void)
     bad |= check_plain<kd_plain::BF16, 16, 6>(514, 16) | check_plain<kd_plain::BF16, 8>(300, 5);
     bad |= check_plain<kd_plain::MXFP4, 1>(960, 1) | check_plain<kd_plain::MXFP4, 4>(416, 4);
     bad |= check_plain<kd_plain::MXFP4, 16>(160, 9) | check_plain<kd_plain::MXFP4, 8>(128, 8);
-    bad |= check_mxfp4(1) | check_mxfp4(9) | check_mxfp4(11);
+    bad |= check_some<kd_plain::MXFP4>(1) | check_some<kd_plain::MXFP4>(9) |
+           check_some<kd_plain::MXFP4>(11);
+    bad |= check_some<kd_plain::BLOCK>(1) | check_some<kd_plain::BLOCK>(9) |
+           check_some<kd_plain::BLOCK>(11);
+    bad |= check_values_of_blocks() | check_blocks();
     bad |= check_exl3<1>(2, 5) | check_exl3<2>(8, 3) | check_exl3<1>(1, 9);
     return bad;
 }

@@ -122,6 +122,16 @@ KD_FAKE_FAIL_AT=200 "$KONDENSE" pilot "$work/src" --layer 1 --rows 4 --cols 80 -
 test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "launch failure; .*run it again$" "$work/err" ||
     fail "a device that fails pilot: $code $(cat "$work/err")" # class fast has no CPU to offer
 
+# A model from a GGUF runs where another does: blocks of a byte, of a bit, MXFP4, halves.
+"$KONDENSE" convert "$work/src" "$work/q8_0.gguf" --to gguf --trunk-type q8_0 --quiet >/dev/null
+for type in q8_0 q1_0 f16; do
+    test $type = q8_0 || "$KONDENSE" slice "$work/q8_0.gguf" "$work/$type.gguf" --requant ${type^^} --quiet >/dev/null
+    for device in cpu cuda; do
+        "$KONDENSE" generate "$work/$type.gguf" --ids 5,17,99,3 -n 12 --device $device >"$work/$device.txt"
+    done
+    cmp "$work/cpu.txt" "$work/cuda.txt" || fail "$type goes on otherwise"
+done
+
 # A worker has as many experts at once as its device has room for.
 url=https://127.0.0.1:$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$KONDENSE" farm init "$work/farm" --farm "$url" --listen 127.0.0.1 --tokens 1 --ledger "" --share "" >/dev/null
