@@ -517,6 +517,15 @@ static int to_gguf(const char **argv, struct kd_err *err)
     return kd_cmd_convert_gguf(argv[0], argv[1], &set, o.threads, o.json, err);
 }
 
+/* A disk that fails or is full loses nothing. */
+static void offer_resume(struct kd_err *err)
+{
+    size_t n = strlen(err->msg);
+    if (!strstr(err->msg, "--resume"))
+        snprintf(err->msg + n, sizeof err->msg - n,
+                 "; what is finished stays: go on with --resume");
+}
+
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct work *w;
@@ -528,6 +537,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
         return -1;
     kd_buf_init(&w->source, 1 << 26);
     int rc = convert(w, argc, argv, err);
+    if (rc && err->code == KD_EIO && w->jobs)
+        offer_resume(err);
     if (rc && err->code == KD_EGPU)
         kd_cmd_offer_cpu(err, w->fast ? "what is finished stays: go on with --resume"
                                       : "what is finished stays: go on with --resume, with "

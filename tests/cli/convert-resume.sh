@@ -49,6 +49,11 @@ test $code -eq 4 || { echo "SIGTERM gave exit code $code"; exit 1; }
 code=0
 "$KONDENSE" convert "$work/src" "$work/stopped" $args >/dev/null 2>"$work/err" || code=$?
 test $code -eq 2 && grep -q -- --resume "$work/err" || { cat "$work/err"; exit 1; }
+# A disk that takes no more: one line with its file and how to go on.
+code=0
+(ulimit -f 400; exec "$KONDENSE" convert "$work/src" "$work/full" $args) >/dev/null 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "full/.*File too large; .*--resume$" "$work/err" ||
+    { echo "no room: $code"; cat "$work/err"; exit 1; }
 # Other settings are refused too.
 code=0
 "$KONDENSE" convert "$work/src" "$work/stopped" $args --seed 5 --resume >/dev/null 2>"$work/err" || code=$?
