@@ -134,7 +134,7 @@ static int check_plain(const kd_kern *kern, int64_t rows, int64_t cols, int64_t 
     dense_job job = {};
     job.ins = (int)((cols + 127) / 128);
     job.outs = (int)((rows + 127) / 128);
-    job.plain = {w.data(), scale.data(), ld, lds, (int)rows, (int)cols};
+    job.plain = {w.data(), scale.data(), ld, lds, (int)rows, (int)cols, 0, 1, 0};
     const auto product = [&](int n, float *to) {
         run<plain_kind<TYPE>>(job, n, chunks, x.data(), ldx, to, rows);
     };
@@ -166,7 +166,7 @@ static int check_f32(const kd_kern *kern, int rows, int cols, int T)
         w[(size_t)i] = i % ld < cols ? gauss() : NAN;
     for (int i = 0; i < T * ld; i++)
         x[(size_t)i] = i % ld < cols ? gauss() : NAN;
-    a.job[0] = {{(const uint8_t *)w.data(), nullptr, 4 * ld, 0, rows, cols},
+    a.job[0] = {{(const uint8_t *)w.data(), nullptr, 4 * ld, 0, rows, cols, 0, 1, 0},
                 x.data(),
                 y.data(),
                 ld,
@@ -221,8 +221,15 @@ static void layer_make(layer *l, bool coded)
                                            (int)KD_CB_MUL1,
                                            {}};
         else
-            l->table[i / 3].plain[i % 3] = {
-                l->w.back().data(), l->scale.back().data(), cols / 2, cols / 32, rows, cols};
+            l->table[i / 3].plain[i % 3] = {l->w.back().data(),
+                                            l->scale.back().data(),
+                                            cols / 2,
+                                            cols / 32,
+                                            rows,
+                                            cols,
+                                            0,
+                                            1,
+                                            0};
     }
     for (int i = 0; i < TOKENS * TOP; i++) {
         l->ids.push_back(i % TOP == 0 ? 1 : (int)(bits() % (SOME + 1)) - 1);
