@@ -25,12 +25,12 @@ struct kd_bench {
     int64_t passages;         /* of each of them */
     const char *texts;        /* serve: files to draft on, comma separated, or NULL */
     const char *rate;         /* NULL: the benchmark's own list */
-    int64_t tiles;            /* encode: tiles of the error */
+    int64_t tiles;            /* encode: of the error, quantize: of all tensors; 0: as they like */
     double ghz;
     const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
     const char *units;  /* farm: the coordinator and each worker, for the simulation; or NULL */
     int64_t layers;     /* farm: 0: K3's; forward with a shape: the first so many, 0: all */
-    const char *device; /* encode, decode, forward: where that runs, or NULL */
+    const char *device; /* encode, decode, quantize, forward: where that runs, or NULL */
     int64_t blocks;     /* encode, decode on a device: at most so many at once; 0: as fit */
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
@@ -58,6 +58,7 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 /* The same two on b->device, number `index`. */
 int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
 int kd_bench_decode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
+int kd_bench_quantize(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* on b->device */
 /* The number of b->device; -1: the CPU. */
 int kd_bench_device(const struct kd_bench *b, int *index, struct kd_err *err) KD_MUST;
 /* GB/s of copying in a device's memory, reads and writes together: the best of ten. */

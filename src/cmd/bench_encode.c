@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-enum { ITEM_TILES = 4, SEAM = 128 };
+enum { ITEM_TILES = 4, ERROR_TILES = 1024, SEAM = 128 };
 /* Candidates of a tile's full search: 256 positions once for the seam and once for good, each with
  * all 2^16 states. */
 static const double candidates = (2.0 * SEAM + 256) * 65536;
@@ -108,7 +108,8 @@ int kd_bench_encode(const struct kd_bench *b, struct kd_err *err)
 {
     static const unsigned standard[] = {16, 32, 33, 37, 48, 64, 80, 96, 112, 128, 0};
     unsigned rates[KD_BENCH_RATES + 1];
-    struct encode e = {.b = b, .tiles = (b->tiles + ITEM_TILES - 1) / ITEM_TILES * ITEM_TILES};
+    const int64_t tiles = b->tiles ? b->tiles : ERROR_TILES;
+    struct encode e = {.b = b, .tiles = (tiles + ITEM_TILES - 1) / ITEM_TILES * ITEM_TILES};
     int threads = kd_pool_threads(b->run->pool), made = 0, index;
     if (kd_bench_device(b, &index, err))
         return -1;

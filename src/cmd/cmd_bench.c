@@ -10,13 +10,7 @@ static struct {
     double seconds, bpw, trunk_bpw, head_bpw;
     int64_t threads, tiles, prompt, passages, layers, blocks;
     bool json, account, exact;
-} o = {.seconds = 1,
-       .bpw = 2.3125,
-       .trunk_bpw = 4,
-       .head_bpw = 6,
-       .tiles = 1024,
-       .prompt = 4000,
-       .passages = 8};
+} o = {.seconds = 1, .bpw = 2.3125, .trunk_bpw = 4, .head_bpw = 6, .prompt = 4000, .passages = 8};
 
 static const struct kd_opt opts[] = {
     {.name = "seconds",
@@ -37,9 +31,10 @@ static const struct kd_opt opts[] = {
      .type = KD_OPT_INT,
      .out = &o.tiles,
      .arg = "N",
-     .help = "encode: Gaussian tiles for the error; default 1024",
+     .help = "encode: Gaussian tiles for the error; default 1024; quantize: tiles of all tensors, "
+             "default ten tensors a lane",
      .min = 4,
-     .max = 1 << 20},
+     .max = 1 << 26},
     {.name = "passages",
      .type = KD_OPT_INT,
      .out = &o.passages,
@@ -103,7 +98,7 @@ static const struct kd_opt opts[] = {
      .out = &o.shape,
      .arg = "k3|FILE",
      .help = "forward: no model but random weights in the shape of K3 or a config.json, made on "
-             "the device"},
+             "the device; quantize: whose experts, default k3"},
     {.name = "bpw",
      .type = KD_OPT_NUM,
      .out = &o.bpw,
@@ -144,22 +139,24 @@ static int check_options(const char *what, const char *model, struct kd_err *err
 {
     bool farm = !strcmp(what, "farm"), serve = !strcmp(what, "serve"),
          forward = !strcmp(what, "forward"),
-         codec = !strcmp(what, "encode") || !strcmp(what, "decode");
+         codec = !strcmp(what, "encode") || !strcmp(what, "decode"),
+         quantize = !strcmp(what, "quantize");
     const struct {
         const char *name;
         bool given, fits;
-    } used[] = {{"--rate", o.rate, codec},
+    } used[] = {{"--rate", o.rate, codec || quantize},
+                {"--tiles", o.tiles > 0, quantize || !strcmp(what, "encode")},
                 {"--require", o.require, serve || farm},
                 {"--text", o.texts, serve},
                 {"--ledger", o.ledger, farm},
                 {"--layers", o.layers > 0, farm || (forward && o.shape)},
                 {"--units", o.units, farm},
-                {"--device", o.device, forward || codec},
+                {"--device", o.device, forward || codec || quantize},
                 {"--blocks", o.blocks > 0, codec && o.device},
-                {"--shape", o.shape, forward},
+                {"--shape", o.shape, forward || quantize},
                 {"--account", o.account, forward && o.device},
                 {"--exact", o.exact, forward && !o.shape},
-                {"MODEL", model, !farm && !codec}};
+                {"MODEL", model, !farm && !codec && !quantize}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].given && !used[i].fits)
             return kd_fail(err, KD_EUSAGE, "bench %s has no use for %s (see kondense bench -h)",
@@ -172,11 +169,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
     static const struct {
         const char *name;
         int (*run)(const struct kd_bench *b, struct kd_err *err);
-    } what[] = {{"encode", kd_bench_encode},
-                {"decode", kd_bench_decode},
-                {"forward", kd_bench_forward},
-                {"serve", kd_bench_serve},
-                {"farm", kd_bench_farm}};
+    } what[] = {{"encode", kd_bench_encode},     {"decode", kd_bench_decode},
+                {"quantize", kd_bench_quantize}, {"forward", kd_bench_forward},
+                {"serve", kd_bench_serve},       {"farm", kd_bench_farm}};
     struct kd_buf out;
     struct kd_jw w = {.out = &out};
     struct kd_kern kern;
@@ -186,7 +181,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
         at++;
     if (at == sizeof what / sizeof *what)
         return kd_fail(err, KD_EUSAGE,
-                       "'%s' is not a benchmark (encode, decode, forward, serve, farm)", argv[0]);
+                       "'%s' is not a benchmark (encode, decode, quantize, forward, serve, farm)",
+                       argv[0]);
     if (argc > 1 && o.model)
         return kd_fail(err, KD_EUSAGE, "two models: '%s' and --model %s", argv[1], o.model);
     if (check_options(argv[0], argc > 1 ? argv[1] : NULL, err) ||
@@ -245,9 +241,10 @@ static int run(int argc, const char **argv, struct kd_err *err)
 const struct kd_cmd kd_cmd_bench = {
     .name = "bench",
     .summary = "measure encoding, decoding, the forward pass, the server and the farm's ledger",
-    .args = "encode|decode|forward|serve|farm [MODEL]",
+    .args = "encode|decode|quantize|forward|serve|farm [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
                "kondense bench encode --device cuda --rate 2 --blocks 48\n"
+               "kondense bench quantize --device cuda --rate 2\n"
                "kondense bench forward --model k3-nano\n"
                "kondense bench forward --device cuda --shape k3 --layers 12\n"
                "kondense bench serve model --require toks=15,ttft=2",
@@ -266,6 +263,11 @@ const struct kd_cmd kd_cmd_bench = {
         "that lie there: tiles a second beside their costs' way through the device's memory, and "
         "products of K3's shapes (and of sixteen experts for a token) beside what its memory gives "
         "a copy.\n\n"
+        "quantize takes an expert's projection from its Hessian to packed tiles on a device, again "
+        "and again in as many lanes as a conversion has: tiles a second, and of all searches, "
+        "those "
+        "for the scales too, the share of the bare search that was measured just before; once more "
+        "without the start and the end of the run, when lanes are empty.\n\n"
         "forward on a device also tells what a step of decoding has to move through its memory, "
         "what "
         "that takes at the rate of copying, measured first, and how much more the step took; per "

@@ -132,6 +132,18 @@ for type in q8_0 q1_0 f16; do
     cmp "$work/cpu.txt" "$work/cuda.txt" || fail "$type goes on otherwise"
 done
 
+# bench quantize: all tensors are quantized, its searches are counted; how fast is no matter here.
+"$KONDENSE" bench quantize --device cuda --shape "$work/tiny.json" --rate 2,2.3125 --tiles 128 --json >"$work/bench" ||
+    fail "bench quantize"
+test "$(grep -c '"tensors": 2,' "$work/bench")" -eq 2 && test "$(grep -c '"outputs": 128,' "$work/bench")" -eq 2 ||
+    fail "bench quantize: $(cat "$work/bench")"
+awk '$1 == "\"tiles_s\":" { net = $2 + 0 } $1 == "\"searched_tiles_s\":" { all = $2 + 0; if (net <= 0 || all <= net) bad = 1; n++ }
+     $1 == "\"bare_tiles_s\":" { bare = $2 + 0 } $1 == "\"share\":" { d = all / bare / $2; if (d < 0.999 || d > 1.001) bad = 1 }
+     END { exit !(n == 2 && !bad) }' "$work/bench" || fail "bench quantize: $(cat "$work/bench")"
+code=0
+KD_FAKE_FAIL_AT=100 "$KONDENSE" bench quantize --device cuda --shape "$work/tiny.json" --rate 2 --tiles 64 >/dev/null 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 || fail "bench quantize on a device that fails: $code $(cat "$work/err")"
+
 # A worker has as many experts at once as its device has room for.
 url=https://127.0.0.1:$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$KONDENSE" farm init "$work/farm" --farm "$url" --listen 127.0.0.1 --tokens 1 --ledger "" --share "" >/dev/null
