@@ -177,8 +177,8 @@ static int run_lanes(struct quantize *q, struct kd_err *err)
 static void put_result(const struct quantize *q)
 {
     const struct kd_bench *b = q->b;
-    const double each = (double)(q->h.k / 16) * (double)((q->w.rows + 127) / 128 * 8),
-                 wall = q->ended[q->done - 1], net = each * q->done / wall,
+    const int64_t tiles = q->h.k / 16 * ((q->w.rows + 127) / 128 * 8); /* of a tensor, padded */
+    const double each = (double)tiles, wall = q->ended[q->done - 1], net = each * q->done / wall,
                  searched = (double)q->facts.tiles / wall, share = searched / q->bare;
     /* While every lane had a tensor: from the end of the first `lanes` to that of the last one that
      * left others behind. */
