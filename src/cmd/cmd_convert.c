@@ -469,7 +469,10 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
             j.lanes = kd_job_lanes(&j, o.lanes);
             print_plan(&j, kd_job_peak_bytes(&j, 1));
             print_device(&w->run, &j, 1, w->fast);
+            int rc = kd_cmd_encode_fits(&w->run, &j, 1, err); /* what the run would say */
             kd_rates_release(&j.rates);
+            if (rc)
+                return -1;
         }
         return 0;
     }

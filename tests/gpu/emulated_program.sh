@@ -36,6 +36,10 @@ KD_FAKE_SHARED=101376 "$KONDENSE" convert "$work/src" "$work/low" ${args/2.3/1.5
 test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 && grep -q "1.5 bits needs more shared .*--device cpu" "$work/err" &&
     ! compgen -G "$work/low/*" || fail "1.5 bits: $code $(cat "$work/err")"
 KD_FAKE_SHARED=101376 "$KONDENSE" convert "$work/src" "$work/none" $args --device cuda --dry-run >/dev/null
+code=0
+KD_FAKE_SHARED=101376 "$KONDENSE" convert "$work/src" "$work/none" ${args/2.3/1.5} --device cuda --dry-run >"$work/said" \
+    2>"$work/err" || code=$?
+test $code -eq 1 && grep -q "^device: " "$work/said" && grep -q "1.5 bits needs more shared" "$work/err" || fail "dry 1.5 bits: $code"
 
 # Killed in the middle of a layer's experts.
 kill_when "$work/killed" ".work/001/*" "$KONDENSE" convert "$work/src" "$work/killed" $args --device cuda:0,1
