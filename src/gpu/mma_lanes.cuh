@@ -145,7 +145,7 @@ KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
 /* Orders this thread's stores before its later ones for all threads of the device. */
 KD_DEV void kd_device_fence(void)
 {
-    __threadfence();
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 /* Device memory that no kernel of this moment writes. */
 template <class T> KD_DEV T kd_load_const(const T *from)

@@ -43,6 +43,29 @@ enum {
 
 enum kd_gpu_class { KD_GPU_VALUES, KD_GPU_FAST };
 
+/* What a weight takes of a multiprocessor's time to issue, in a thread's instructions (128 a
+ * cycle), in KD_GPU_FAST with codebook mul1 on compute capability 9.0: those of the kernels' loops
+ * (cuobjdump -sass), of which a matrix instruction counts `matrix`, the others whose place it
+ * takes. That binds there, not memory. 0: not counted at this rate (sixteenths) or T. */
+#define KD_GPU_MUL_MATRIX 5.4 /* measured on an H200 */
+static inline double kd_gpu_mul_cost(unsigned rate16, int64_t T, double matrix)
+{
+    static const struct {
+        unsigned rate16;
+        double all[3]; /* T to 4, 8, 16 */
+    } loops[] = {{32, {3.28, 4.16, 5.52}},
+                 {37, {3.88, 4.77, 6.12}},
+                 {48, {3.92, 4.80, 6.16}},
+                 {64, {3.28, 4.16, 5.52}}};
+
+    for (int i = 0; i < 4; i++)
+        if (loops[i].rate16 == rate16 && T >= 1 && T <= KD_GPU_ROWS) {
+            const int sets = T <= 4 ? 1 : T <= 8 ? 2 : 4;
+            return loops[i].all[sets / 2] + 0.25 * sets * (matrix - 1.0);
+        }
+    return 0.0;
+}
+
 enum kd_gpu_mat_type {
     KD_GPU_MAT_NONE,
     KD_GPU_MAT_F32,

@@ -81,29 +81,30 @@ template <int R> struct unit_codes {
     {
         return rate_of<R>::end(i);
     }
-    /* All but `before`, from a copy in shared memory: words as in a unit, then the bytes. */
+    /* All but `before`, from a copy in shared memory, of which `from` is this lane's place, 4 lane
+     * words on: words as in a unit, then the bytes. */
     KD_DEV void take(const uint32_t *from, int lane)
     {
         constexpr int words = rate_of<R>::words, fours = words / 4 * 4;
 
 #pragma unroll
         for (int i = 0; i < fours; i += 4) {
-            const uint4 v = *(const uint4 *)(from + i * 32 + lane * 4);
+            const uint4 v = *(const uint4 *)(from + i * 32);
             word[i] = v.x;
             word[i + 1] = v.y;
             word[i + 2] = v.z;
             word[i + 3] = v.w;
         }
         if constexpr (words % 4 >= 2) {
-            const uint2 v = *(const uint2 *)(from + fours * 32 + lane * 2);
+            const uint2 v = *(const uint2 *)(from - 2 * lane + fours * 32);
             word[fours] = v.x;
             word[fours + 1] = v.y;
         }
         if constexpr (words % 2)
-            word[words - 1] = from[(words - 1) * 32 + lane];
+            word[words - 1] = (from - 3 * lane)[(words - 1) * 32];
 #pragma unroll
         for (int i = 0; i < rate_of<R>::bytes; i++)
-            byte[i] = from[(words + i) * 32 + lane];
+            byte[i] = (from - 3 * lane)[(words + i) * 32];
     }
 };
 

@@ -133,15 +133,17 @@ KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 
     for (int i = kd_thread() / 32; i < head->wholes * g.rows; i += WARPS) {
         const int n = head->whole[i / g.rows], t = i % g.rows, col = SIDE * n + 4 * lane;
+        const uint2 svh = output_scales(e->exl3[a.down ? 2 : 0].svh + SIDE * n, lane),
+                    other = output_scales(e->exl3[a.down ? 2 : 1].svh + SIDE * n, lane);
         float v[2][4], *y = a.y + (g.first + t) * a.ldy + col;
 
         if (a.down) {
             finish<1>(sums + t * row + SIDE * n, g.rows * row, 0, chunks, lane, v);
-            scale_outputs(e->exl3[2].svh + SIDE * n, lane, v[0]);
+            scale_outputs(svh, v[0]);
         } else {
             finish<2>(sums + t * row + SIDE * n, g.rows * row, matrix, chunks, lane, v);
-            scale_outputs(e->exl3[0].svh + SIDE * n, lane, v[0]);
-            scale_outputs(e->exl3[1].svh + SIDE * n, lane, v[1]);
+            scale_outputs(svh, v[0]);
+            scale_outputs(other, v[1]);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -153,9 +155,9 @@ KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
 /* Either matrices side by side or one half of some experts: one kernel, as it holds code for every
  * rate. */
 struct tasks_args {
+    int32_t experts;
     kd_exl3::dense_args dense;
     half_args half;
-    int32_t experts;
 };
 
 template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS tasks_args a)
@@ -188,7 +190,7 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
             if (a.experts)
                 half_finish(a.half, head);
             else
-                dense_finish(a.dense, head);
+                dense_finish(head);
         }
         kd_sync_block();
     }

@@ -57,7 +57,8 @@ template <int R, bool MUL1, int PLANES> struct exl3 {
         if constexpr (R != 0) {
             kd_copy4(to + slot - 32 + lane,
                      block + (unit + 3) % kd_codes::UNITS * (R / 4) * 32 + lane * 4);
-            kd_exl3::fetch_unit(block, R, unit, to, lane);
+            kd_exl3::fetch_unit(block + unit * (R / 4) * 32 + 4 * lane, R, unit, to + 4 * lane,
+                                lane);
         }
     }
     KD_DEV void first() const
@@ -73,7 +74,7 @@ template <int R, bool MUL1, int PLANES> struct exl3 {
     {
         if constexpr (R != 0) {
             const uint32_t *at = words + i % 2 * slot;
-            u.take(at, lane);
+            u.take(at + 4 * lane, lane);
             u.before = at[slot - 32 + lane];
         } else {
             u.load(codes + i * apart, lane);

@@ -66,14 +66,15 @@ struct task {
     int32_t *counter;                 /* [outs] units that are there */
 };
 
-/* This lane's four scales of a block of inputs. */
-KD_DEV void input_scales(const task &k, int block, int lane, float s[4])
+/* This lane's four scales of a block of inputs, as they are stored. */
+KD_DEV uint2 input_scales(const task &k, int block, int lane)
 {
     const int at = SIDE * block + 4 * lane;
-    uint2 v = make_uint2(0, 0);
 
-    if (at < k.w.cols)
-        v = *(const uint2 *)(k.w.suh + at);
+    return at < k.w.cols ? *(const uint2 *)(k.w.suh + at) : make_uint2(0, 0);
+}
+KD_DEV void scale_values(uint2 v, float s[4])
+{
     s[0] = kd_half_float((uint16_t)v.x);
     s[1] = kd_half_float((uint16_t)(v.x >> 16));
     s[2] = kd_half_float((uint16_t)v.y);
@@ -151,20 +152,23 @@ KD_DEV float largest(const uint32_t most[WARPS])
 }
 
 /* Column g of the B side is row g / 2: its coarse part where g is even, its fine part where it is
- * odd; so lane 4 g + t finds both sums of row t in one fragment of D. SETS of four rows.
- *
- * A warp's accumulators into a unit's rows of sums, as the integers that `of` makes of their two
+ * odd; so lane 4 g + t finds both sums of row t in one fragment of D. SETS of four rows. Its own
+ * sums begin here in a unit's rows. */
+KD_DEV int sums_at(int lane)
+{
+    return lane % 4 * ROW_STRIDE + lane / 4 * 4;
+}
+/* A warp's accumulators into a unit's rows of sums, as the integers that `of` makes of their two
  * halves. */
 template <int SETS, class T, class OF>
 KD_DEV void add_sums(const T (&d)[SETS][2][4], int32_t *sums, int rows, int lane, OF of)
 {
 #pragma unroll
     for (int s = 0; s < SETS; s++) {
-        const int row = 4 * s + lane % 4;
-        if (row < rows)
+        if (4 * s + lane % 4 < rows)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                kd_shared_add(sums + row * ROW_STRIDE + lane / 4 * 4 + i,
+                kd_shared_add(sums + 4 * s * ROW_STRIDE + i,
                               of(s, d[s][i / 2][i % 2 * 2], d[s][i / 2][i % 2 * 2 + 1]));
     }
 }
@@ -285,8 +289,8 @@ template <int SETS> struct fast {
             for (int i = 0; i < 16; i++) {
                 const int at = 32 * (i / 8) + 8 * r + i % 8, bit = u.end(at);
                 /* Where the window 16 bits before is at hand, the multipliers take its part away,
-                 * not a byte selection. */
-                if (at % 32 >= apart && window_part(bit) == 2)
+                 * not a byte selection: for as many as make their work and the rest's equal. */
+                if (at % 32 >= apart && at % 16 < 8 && window_part(bit) == 2)
                     p[at] = p[at - apart] * 0xffff0000u + window_bits(str, bit) * 0x83DCD12Du;
                 else
                     p[at] = window(str, bit) * 0x83DCD12Du;

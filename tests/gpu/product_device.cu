@@ -107,12 +107,13 @@ static int hold_rows(struct kd_gpu *g)
     return bad != 0;
 }
 
-/* Instructions a weight of the kernels' loops (cuobjdump -sass, sm_90). */
-static double instructions(enum kd_gpu_class cls, unsigned rate16)
+/* Instructions a weight of the kernels' loops, a matrix instruction as those whose place it takes.
+ * For checks: two sets of rows, and a matrix instruction to add bytes up. */
+static double instructions(const struct limits *l, enum kd_gpu_class cls, unsigned rate16,
+                           int64_t T)
 {
-    if (cls == KD_GPU_VALUES)
-        return rate16 == 32 ? 4.0 : 4.2;
-    return rate16 == 32 ? 3.2 : rate16 == 37 ? 3.7 : rate16 == 48 ? 3.8 : 3.1;
+    return cls == KD_GPU_VALUES ? (rate16 == 32 ? 4.0 : 4.2) + 0.75 * (l->matrix - 1.0)
+                                : kd_gpu_mul_cost(rate16, T, l->matrix);
 }
 
 static void time_one(struct kd_gpu *g, const struct limits *l, enum kd_gpu_class cls,
@@ -150,7 +151,8 @@ static void time_one(struct kd_gpu *g, const struct limits *l, enum kd_gpu_class
                              }) /
                      calls;
     const double weights = (double)(s.rows * s.cols), codes = weights * rate16 / 128.0;
-    const double read = codes / l->bytes, issue = weights * instructions(cls, rate16) / l->issues;
+    const double read = codes / l->bytes,
+                 issue = weights * instructions(l, cls, rate16, T) / l->issues;
     printf(
         "%s %6.4f bits %5lld x %5lld %2lld rows: %7.2f us, %5.0f GB/s, %5.2f Tweights/s, %3.0f %% "
         "of %s\n",

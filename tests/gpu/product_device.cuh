@@ -3,6 +3,7 @@
 #define KD_TESTS_GPU_PRODUCT_DEVICE_CUH
 
 #include "gpu/device.cuh"
+#include "gpu/mma_lanes.cuh"
 #include "gpu/product_check.h"
 
 extern "C" {
@@ -72,24 +73,33 @@ __global__ void __launch_bounds__(1024) read_all(const uint4 *from, int64_t coun
     if (sum == 1234567)
         *out = sum;
 }
-/* Multiplications and byte permutations in turn, 16 x 64 of each a pass. */
+/* Multiplications and byte permutations in turn, 16 x 64 of each a pass; among 32 of them
+ * `matrix` matrix instructions. */
+template <int matrix>
 __global__ void __launch_bounds__(512) issue_all(uint32_t seed, int passes, uint32_t *out)
 {
     uint32_t x[16];
+    int32_t d[4][4] = {};
 
 #pragma unroll
     for (int i = 0; i < 16; i++)
         x[i] = seed * (threadIdx.x + i);
+    const uint32_t a = x[1], b = x[2];
     for (int p = 0; p < passes; p++)
 #pragma unroll 8
         for (int r = 0; r < 64; r++)
 #pragma unroll
-            for (int i = 0; i < 16; i++)
-                x[i] = __byte_perm(x[i] * 0x83DCD12Du + seed, x[(i + 1) % 16], 0x4215);
+            for (int i = 0; i < 16; i++) {
+                x[i] = __byte_perm(x[i] * 0x83DCD12Du, 0, 0x4213);
+                if (i % 4 < matrix) {
+                    int32_t *c = d[i / 4];
+                    kd_mma_bytes(c, a, b, a, b, a, b, c[0], c[1], c[2], c[3]);
+                }
+            }
     uint32_t sum = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++)
-        sum += x[i];
+        sum += x[i] + (uint32_t)d[i / 4][i % 4];
     if (sum == 1234567)
         *out = sum;
 }
@@ -122,8 +132,18 @@ template <class F> static double seconds(struct kd_gpu *g, int times, F record)
 }
 
 struct limits {
-    double bytes, issues; /* a second */
+    double bytes, issues; /* a second; a thread's instructions */
+    double matrix;        /* other instructions whose place a matrix instruction takes */
 };
+
+/* Seconds of `passes` passes. */
+template <int matrix>
+static double issue_seconds(struct kd_gpu *g, int sms, int passes, void *memory)
+{
+    return seconds(g, 5, [&] {
+        issue_all<matrix><<<2 * sms, 512, 0, g->stream>>>(3, passes, (uint32_t *)memory);
+    });
+}
 
 static struct limits limits_of(struct kd_gpu *g, int blocks)
 {
@@ -136,13 +156,14 @@ static struct limits limits_of(struct kd_gpu *g, int blocks)
                   read_all<<<2 * sms, 1024, 0, g->stream>>>((uint4 *)memory, size / 16,
                                                             (uint32_t *)memory);
               });
-    l.issues = 2.0 * 16 * 64 * passes * 512 * 2 * sms / seconds(g, 5, [&] {
-                   issue_all<<<2 * sms, 512, 0, g->stream>>>(3, passes, (uint32_t *)memory);
-               });
+    const double plain = issue_seconds<0>(g, sms, passes, memory);
+    l.issues = 2.0 * 16 * 64 * passes * 512 * 2 * sms / plain;
+    l.matrix = (issue_seconds<1>(g, sms, passes, memory) / plain - 1.0) * 2.0 * 16 / 4;
     cuda(cudaGetLastError());
     kd_gpu_release(g, memory);
-    printf("%d multiprocessors: %.0f GB/s read, %.3g instructions/s (a thread's)\n", sms,
-           l.bytes * 1e-9, l.issues);
+    printf("%d multiprocessors: %.0f GB/s read, %.3g instructions/s (a thread's), a matrix "
+           "instruction in the place of %.1f\n",
+           sms, l.bytes * 1e-9, l.issues, l.matrix);
     return l;
 }
 
