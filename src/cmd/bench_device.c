@@ -216,6 +216,19 @@ static int replay_on(void *ctx, int64_t n, struct kd_err *err)
     return kd_gpu_wait(d->g, err);
 }
 
+/* The share of what the multiprocessors in use could take if nothing but the issue of instructions
+ * took time; 0 where nobody has counted them. */
+static double issue_share(const struct decode_on *d, const char *name, double rate,
+                          double weights_s)
+{
+    const struct kd_gpu_facts *f = kd_gpu_facts(d->g);
+    const int sms = d->b->blocks > 0 && d->b->blocks < f->sms ? (int)d->b->blocks : f->sms;
+    if (f->major != 9 || strncmp(name, "EXL3", 4) != 0)
+        return 0;
+    return weights_s * kd_gpu_mul_cost((unsigned)(rate * 16), d->T, KD_GPU_MUL_MATRIX) /
+           (128.0 * sms * f->ghz * 1e9);
+}
+
 /* One figure: `weights` weights of `bytes` bytes a call. */
 static int put_on(struct decode_on *d, const char *name, double rate, double weights, double bytes,
                   int (*call)(struct decode_on *, struct kd_err *), struct kd_err *err)
@@ -230,6 +243,7 @@ static int put_on(struct decode_on *d, const char *name, double rate, double wei
         return -1;
     double speed = kd_series_median(&s), us = weights / speed * 1e-3;
     double share = bytes / us * 1e-3 / d->copy_gb_s;
+    double issued = issue_share(d, name, rate, speed * 1e9);
     kd_jw_open(b->w, NULL, '{');
     kd_jw_str(b->w, "type", name);
     kd_jw_num(b->w, "rate", rate);
@@ -238,12 +252,18 @@ static int put_on(struct decode_on *d, const char *name, double rate, double wei
     kd_jw_num(b->w, "us", us);
     kd_jw_num(b->w, "gb_s", bytes / us * 1e-3);
     kd_jw_num(b->w, "memory_share", share);
+    if (issued > 0)
+        kd_jw_num(b->w, "issue_share", issued);
     kd_jw_close(b->w, '}');
-    if (b->screen)
+    if (b->screen) {
         printf("%-17s %7.4f  T=%-2lld  %8.1f us  %8.1f Gweights/s (%.1f to %.1f)  %6.0f GB/s, "
-               "%3.0f %% of what copies reach\n",
+               "%3.0f %% of what copies reach",
                name, rate, (long long)d->T, us, speed, s.v[0], s.v[s.count - 1], bytes / us * 1e-3,
                100 * share);
+        if (issued > 0)
+            printf(", %2.0f %% of what can be issued", 100 * issued);
+        printf("\n");
+    }
     return 0;
 }
 
