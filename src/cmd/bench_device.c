@@ -103,10 +103,10 @@ static int encode_rate(const struct kd_bench *b, struct encode_on *e, unsigned s
             s.v[s.count++] = (double)j->tiles / e->figures.seconds;
     }
     kd_series_close(&s);
-    double speed = kd_series_median(&s), traffic = (double)e->figures.tile_traffic_bytes;
+    double speed = kd_series_median(&s), written = (double)e->figures.tile_written_bytes,
+           traffic = written + (double)e->figures.tile_read_bytes;
     double each = speed / e->figures.blocks * candidates / (facts->ghz * 1e9);
-    /* Written, and most of it read again. */
-    double share = speed * 2e-9 * traffic / e->copy_gb_s;
+    double share = speed * 1e-9 * traffic / e->copy_gb_s;
     double mse = kd_bench_error(e->target, e->states, j->tiles, scale);
     kd_jw_open(b->w, NULL, '{');
     kd_jw_num(b->w, "rate", (double)sixteenths / 16);
@@ -115,16 +115,35 @@ static int encode_rate(const struct kd_bench *b, struct encode_on *e, unsigned s
     kd_jw_int(b->w, "block_shared_bytes", e->figures.shared_bytes);
     kd_jw_num(b->w, "candidates_per_cycle", each);
     kd_jw_num(b->w, "tile_bytes", traffic);
+    kd_jw_num(b->w, "tile_written_bytes", written);
+    if (e->figures.cheap) {
+        kd_jw_num(b->w, "tile_segments_walked", e->figures.tile_walks);
+        kd_jw_int(b->w, "tiles_again", e->figures.again);
+    }
     kd_jw_num(b->w, "memory_share", share);
     kd_jw_num(b->w, "mse", mse);
     kd_jw_int(b->w, "mse_tiles", j->tiles);
     kd_jw_close(b->w, '}');
     if (b->screen)
         printf("%7.4f  %9.0f tiles/s (%.0f to %.0f) on %d blocks  %6.2f candidates/cycle a block  "
-               "%5.0f KB a tile, %3.0f %% of the memory's rate  MSE %.3e\n",
+               "%5.0f KB a tile, %3.0f %% of the memory's rate  MSE %.3e%s\n",
                (double)sixteenths / 16, speed, s.v[0], s.v[s.count - 1], e->figures.blocks, each,
-               traffic / 1024, 100 * share, mse);
+               traffic / 1024, 100 * share, mse,
+               e->figures.cheap ? "  (costs of cheap states alone kept)" : "");
     return 0;
+}
+
+/* The way that the device takes, and where that is another one the way for little bandwidth. */
+static int encode_ways(const struct kd_bench *b, struct encode_on *e, unsigned sixteenths,
+                       struct kd_err *err)
+{
+    e->job.way = KD_SEARCH_BY_DEVICE;
+    if (encode_rate(b, e, sixteenths, err))
+        return -1;
+    e->job.way = KD_SEARCH_CHEAP;
+    return sixteenths / 16 == 2 && !e->figures.cheap && kd_gpu_facts(e->g)->major >= 9
+               ? encode_rate(b, e, sixteenths, err)
+               : 0;
 }
 
 int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err)
@@ -145,7 +164,7 @@ int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err)
                                   .blocks = (int)b->blocks,
                                   .states = e.states};
     for (int i = 0; !rc && rates[i]; i++)
-        rc = encode_rate(b, &e, rates[i], err);
+        rc = encode_ways(b, &e, rates[i], err);
     kd_mem_free(e.target);
     kd_mem_free(e.states);
     kd_gpu_close(e.g);

@@ -9,6 +9,8 @@
 #ifndef KD_GPU_GPU_H
 #define KD_GPU_GPU_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 #include "num/trellis_step.h"
 
@@ -31,6 +33,10 @@ const struct kd_gpu_facts *kd_gpu_facts(const struct kd_gpu *g);
 void kd_gpu_lock(struct kd_gpu *g);
 void kd_gpu_unlock(struct kd_gpu *g);
 
+/* Ways to search at 2 bits and a little more, where a device has the shared memory for all: two
+ * tiles side by side, one by itself, one of which only the costs of cheap states are kept. */
+enum kd_gpu_search_way { KD_SEARCH_BY_DEVICE, KD_SEARCH_ONE, KD_SEARCH_CHEAP };
+
 /* The trellis search of kern.h for tiles in host memory: the same states, bit for bit. */
 struct kd_gpu_tiles {
     const float *target; /* [tiles][256] in ring order */
@@ -40,12 +46,18 @@ struct kd_gpu_tiles {
     int seam;         /* 8 to 128, a multiple of 8 */
     int blocks;       /* at most so many at once; 0: one a multiprocessor */
     uint16_t *states; /* [tiles][256] */
+    enum kd_gpu_search_way way;
 };
 struct kd_gpu_tile_figures {
     double seconds; /* of the kernel alone */
     int blocks;
-    int64_t shared_bytes;       /* of a block */
-    int64_t tile_traffic_bytes; /* costs written to device memory for one tile */
+    int64_t shared_bytes; /* of a block */
+    /* Costs written to device memory for one tile, sectors read there: computed, or (cheap) counted
+     * by the kernel. */
+    int64_t tile_written_bytes, tile_read_bytes;
+    bool cheap;
+    double tile_walks; /* cheap: segments walked for a tile */
+    int64_t again;     /* cheap: tiles searched again with all costs kept */
 };
 int kd_gpu_search(struct kd_gpu *g, const struct kd_gpu_tiles *job,
                   struct kd_gpu_tile_figures *figures, struct kd_err *err) KD_MUST;

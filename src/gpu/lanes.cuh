@@ -94,6 +94,16 @@ template <int threads> KD_DEV void kd_sync_team(int team)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(3 + team), "n"(threads) : "memory");
 }
+/* Barriers of some threads that wait and some that go on: number 0 or 1, `threads` of both kinds.
+ */
+template <int threads> KD_DEV void kd_meet(int number)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(6 + number), "n"(threads) : "memory");
+}
+template <int threads> KD_DEV void kd_arrive(int number)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(6 + number), "n"(threads) : "memory");
+}
 /* More or fewer registers (a multiple of 8) for all threads of four adjacent warps, the first of
  * them a multiple of four; nothing where a device cannot do that. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_SPECIFIC__) ||                       \
@@ -194,6 +204,24 @@ KD_DEV uint32_t kd_shuffle_xor(uint32_t x, int mask)
 KD_DEV float kd_shuffle(float x, int from)
 {
     return __shfl_sync(0xffffffffu, x, from);
+}
+KD_DEV uint32_t kd_shuffle(uint32_t x, int from)
+{
+    return __shfl_sync(0xffffffffu, x, from);
+}
+/* What lane `lane - by` has, this one's own where there is none. */
+KD_DEV uint32_t kd_shuffle_up(uint32_t x, int by)
+{
+    return __shfl_up_sync(0xffffffffu, x, (unsigned)by);
+}
+/* A bit for each lane; all 32 call. */
+KD_DEV uint32_t kd_ballot(bool mine)
+{
+    return __ballot_sync(0xffffffffu, mine);
+}
+KD_DEV uint32_t kd_bits_set(uint32_t x)
+{
+    return (uint32_t)__popc(x);
 }
 KD_DEV kd_h2 kd_h2_sub(kd_h2 a, kd_h2 b)
 {
@@ -396,7 +424,23 @@ KD_DEV void kd_store_once(uint2 *to, uint2 v)
 {
     __stcg(to, v);
 }
+KD_DEV void kd_store_once(uint32_t *to, uint32_t v)
+{
+    __stcg(to, v);
+}
+KD_DEV void kd_store_once(uint8_t *to, uint32_t v)
+{
+    __stcg(to, (uint8_t)v);
+}
 KD_DEV uint16_t kd_load_once(const uint16_t *from)
+{
+    return __ldcg(from);
+}
+KD_DEV uint32_t kd_load_once(const uint32_t *from)
+{
+    return __ldcg(from);
+}
+KD_DEV uint8_t kd_load_once(const uint8_t *from)
 {
     return __ldcg(from);
 }

@@ -20,12 +20,20 @@
  * edge, so that its first segment and its last are theirs alone. Two groups of tiles take turns, so
  * that the walk is hidden; the tiles of a group share each barrier.
  *
+ * Where memory is slow one tile is searched at a time and only cheap states' costs are kept, which
+ * four more warps write (gpu/trellis_kept.cuh).
+ *
  * A block that has searched its tiles searches those whose costs passed the cap again on coarser
  * grids, as the CPU does. */
 #ifndef KD_GPU_TRELLIS_SEARCH_CUH
 #define KD_GPU_TRELLIS_SEARCH_CUH
 
-#include "gpu/trellis_walk.cuh"
+#include "gpu/trellis_kept.cuh"
+
+KD_HD static constexpr int kd_gpu_search_threads(bool cheap)
+{
+    return KD_GPU_WORKERS + KD_GPU_WALKERS + (cheap ? KD_GPU_WRITERS : 0);
+}
 
 namespace kd_trellis
 {
@@ -130,6 +138,7 @@ template <int EDGES, bool PAIR> struct team {
     int tiles, buffer; /* tiles that are there; which of the two groups */
     uint16_t *kept;    /* of the first tile, */
     int64_t room;      /* so many for each */
+    kept_shared *near; /* where only cheap states' costs are kept */
 
     KD_DEV uint32_t get(int from, int k, int edge) const
     {
@@ -156,7 +165,7 @@ template <bool PAIR> KD_DEV void note(int16_t *of_first, int16_t *of_second, uin
 
 /* Before a pass: what is to be done at each of its positions. */
 template <bool PAIR, class TEAM>
-KD_DEV void make_plan(const kd_gpu_search_args &a, const TEAM &m, pass q, int t)
+KD_DEV void make_plan(const kd_gpu_search_args &a, const TEAM &m, pass q, bool cheap, int t)
 {
     for (int i = q.first_run + t; i <= q.stop; i += KD_GPU_WORKERS) {
         const int p = i - (q.second ? 0 : a.seam); /* from the ring's first position on */
@@ -165,12 +174,14 @@ KD_DEV void make_plan(const kd_gpu_search_args &a, const TEAM &m, pass q, int t)
         uint32_t w = s->target[q.which][at & 255u];
         if (PAIR)
             w = (w & 0xffffu) | (s[PAIR].target[q.which][at & 255u] & 0xffff0000u);
-        const uint32_t flags = (is_kept(a, q, p) ? PLAN_KEEP : 0) |
-                               (is_kept(a, q, p + 1) ? PLAN_NEXT : 0) |
-                               (i % KD_SEARCH_LOWER == 0 && i > 0 ? PLAN_FIX : 0) |
-                               (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 ? PLAN_TRACK : 0) |
-                               (kd_rate_bits_at(a.rate, at) > a.rate.base ? PLAN_IN : 0) |
-                               (kd_rate_bits_at(a.rate, at + 1) > a.rate.base ? PLAN_OUT : 0);
+        const uint32_t flags =
+            (is_kept(a, q, p) ? PLAN_KEEP : 0) | (is_kept(a, q, p + 1) ? PLAN_NEXT : 0) |
+            (i % KD_SEARCH_LOWER == 0 && i > 0 ? PLAN_FIX : 0) |
+            (i % KD_SEARCH_LOWER == KD_SEARCH_LOWER - 1 || (cheap && is_kept(a, q, p + 1))
+                 ? PLAN_TRACK
+                 : 0) |
+            (kd_rate_bits_at(a.rate, at) > a.rate.base ? PLAN_IN : 0) |
+            (kd_rate_bits_at(a.rate, at + 1) > a.rate.base ? PLAN_OUT : 0);
         m.plan[i - q.first_run] = {w, flags};
     }
 }
@@ -185,8 +196,8 @@ KD_DEV void keep_raw(const edge_costs<EDGES, true> *c, int from, int edges, int 
 
 /* One position: of tile k, or of a pair. slot: where costs are kept. */
 template <class STEPS, int BASE, bool MASKED, class TEAM>
-KD_DEV void run_position(const STEPS &steps, const TEAM &m, int k, position_plan now, int i,
-                         int slot, int from, int t)
+KD_DEV void run_position(const kd_gpu_search_args &a, const STEPS &steps, const TEAM &m, int k,
+                         position_plan now, int i, int slot, int from, int t)
 {
     constexpr bool PAIR = STEPS::pair;
     constexpr int EDGES = 65536 >> BASE;
@@ -209,11 +220,15 @@ KD_DEV void run_position(const STEPS &steps, const TEAM &m, int k, position_plan
                 note<PAIR>(&s->low[m.buffer][i / KD_SEARCH_LOWER - 1],
                            &s[PAIR].low[m.buffer][i / KD_SEARCH_LOWER - 1], least);
         }
-        if (!STEPS::raw && now.flags & PLAN_KEEP)
+        if constexpr (STEPS::cheap) {
+            if (now.flags & PLAN_KEEP)
+                keep_cheap(a, m.cost, s, m.near, from, 65536 >> in, t, fix, m.buffer, slot);
+        } else if (!STEPS::raw && now.flags & PLAN_KEEP)
             keep(m.cost + k, from, 65536 >> in, t, fix, low,
                  m.kept + m.room * k + (int64_t)slot * EDGES, m.room);
         if (fix) {
-            steps.template run<true, false>(m.cost + k, s, from, now.target, t, low, in, out);
+            steps.template run<true, STEPS::cheap>(m.cost + k, s, from, now.target, t, low, in,
+                                                   out);
             return;
         }
         if (now.flags & PLAN_TRACK) {
@@ -238,12 +253,12 @@ KD_DEV void run_positions(const kd_gpu_search_args &a, const STEPS &steps, const
     for (int i = q.first_run; i < q.stop; i++) {
         const position_plan later = *++plan; /* well before it is needed */
         if constexpr (STEPS::pair) {
-            run_position<STEPS, BASE, MASKED>(steps, m, 0, now, i, slot, from, t);
+            run_position<STEPS, BASE, MASKED>(a, steps, m, 0, now, i, slot, from, t);
         } else {
 #pragma unroll 1
             for (int k = 0; k < m.tiles; k++)
                 run_position<STEPS, BASE, MASKED>(
-                    steps, m, k, {m.tile[k].target[q.which][(q.first + i) & 255], now.flags}, i,
+                    a, steps, m, k, {m.tile[k].target[q.which][(q.first + i) & 255], now.flags}, i,
                     slot, from, t);
         }
         if (now.flags & PLAN_KEEP) {
@@ -261,6 +276,10 @@ KD_DEV void run_positions(const kd_gpu_search_args &a, const STEPS &steps, const
         if (q.second)
             keep_raw(m.cost, from, EDGES >> (MASKED && (now.flags & PLAN_IN)), t, m.kept);
         kd_copy_out_done();
+    } else if constexpr (STEPS::cheap) {
+        if (q.second)
+            keep_cheap(a, m.cost, m.tile, m.near, from, EDGES >> (MASKED && (now.flags & PLAN_IN)),
+                       t, false, m.buffer, 0);
     } else {
         for (int k = 0; q.second && k < (STEPS::pair ? 1 : m.tiles); k++)
             keep(m.cost + k, from, EDGES >> (MASKED && (now.flags & PLAN_IN)), t, false,
@@ -291,17 +310,24 @@ KD_DEV void run_pass(const kd_gpu_search_args &a, const STEPS &steps, const TEAM
     for (int k = 0; k < (STEPS::pair ? 1 : m.tiles); k++)
         m.cost[k].fill(t, v);
     kd_sync_first<KD_GPU_WORKERS>();
-    make_plan<STEPS::pair>(a, m, q, t);
+    make_plan<STEPS::pair>(a, m, q, STEPS::cheap, t);
     if (q.second) {
         unsigned bits = 0;
         for (int p = 0; p < a.segment; p++)
             bits += kd_rate_bits_at(a.rate, (unsigned)p);
         const unsigned edges =
             65536u >> (MASKED ? kd_rate_bits_at(a.rate, (unsigned)a.segment) : BASE);
-        for (int k = 0; k < m.tiles; k++)
-            for (unsigned x = (unsigned)t; x < 1u << bits; x += KD_GPU_WORKERS)
+        for (int k = 0; k < m.tiles; k++) {
+            uint32_t least = CAP;
+            for (unsigned x = (unsigned)t; x < 1u << bits; x += KD_GPU_WORKERS) {
+                const uint32_t cost = 0x6400u + m.tile[k].open[q.which][x];
                 m.set(0, k, (int)(((unsigned)m.tile[k].end[q.which] << bits | x) & (edges - 1)),
-                      0x6400u + m.tile[k].open[q.which][x]);
+                      cost);
+                least = cost < least ? cost : least;
+            }
+            if (STEPS::cheap)
+                leave_least(m.tile + k, 0, t, least);
+        }
         if (STEPS::raw)
             kd_copy_out_ready();
     }
@@ -336,14 +362,17 @@ KD_DEV int64_t tile_at(const uint32_t *list, int64_t i)
 
 /* Pass number n: pair of groups n / 4, group n % 2 of it, the second pass when n & 2. Walkers are
  * one pass behind. All of this is the same for a whole warp, so the two have loops of their own. */
-KD_DEV pass pass_at(const kd_gpu_search_args &a, int64_t n)
+KD_DEV pass pass_at(const kd_gpu_search_args &a, int64_t n, bool cheap)
 {
     const bool second = (n & 2) != 0;
+    const int most = (a.seam - 1) / a.segment, before = most < KEPT_BEFORE ? most : KEPT_BEFORE;
     return {(int)(n & 1),
             second ? 0 : 256 - a.seam,
             second ? a.segment : 0,
             second ? 256 - a.segment : 2 * a.seam,
-            second ? a.segment : 0,
+            second  ? a.segment
+            : cheap ? -before * a.segment
+                    : 0,
             second ? 256 : a.seam,
             second};
 }
@@ -375,7 +404,7 @@ KD_DEV bool is_vain(const tile_shared *s, int tiles, pass q, bool last)
 
 template <class STEPS, int BASE, bool MASKED, int TILES>
 KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
-                        block_shared<(65536 >> BASE), TILES, STEPS::pair> *b,
+                        block_shared<(65536 >> BASE), TILES, STEPS::pair> *b, kept_shared *near,
                         const kd_search_grid &grid, const uint32_t *list, int64_t mine, bool last,
                         int t)
 {
@@ -386,7 +415,7 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
 #pragma unroll 1
     for (int64_t n = 0; n < passes_of<TILES>(mine); n++) {
         const int tiles = tiles_of<TILES>(mine, n), buffer = (int)(n & 1);
-        const pass q = pass_at(a, n);
+        const pass q = pass_at(a, n, STEPS::cheap);
         for (int k = 0; !q.second && t < 256 && k < tiles; k++)
             s[k].target[q.which][t] = STEPS::target_of(
                 kd_search_target(grid, a.target[256 * tile_at(list, first_of<TILES>(n) + k) + t]));
@@ -394,10 +423,12 @@ KD_DEV void run_workers(const kd_gpu_search_args &a, const STEPS &steps,
             run_pass<STEPS, BASE, MASKED>(
                 a, steps,
                 team<(65536 >> BASE), STEPS::pair>{b->cost, s, b->plan, tiles, buffer,
-                                                   kept + buffer * TILES * room, room},
+                                                   kept + buffer * TILES * room, room, near},
                 q, t);
         kd_sync_block();
     }
+    if (STEPS::cheap)
+        kd_meet<KD_GPU_WORKERS + KD_GPU_WRITERS>(FREE);
     kd_sync_block();
 }
 
@@ -416,7 +447,7 @@ KD_DEV void run_walkers(const kd_gpu_search_args &a,
 #pragma unroll 1
     for (int64_t n = 0; n < passes_of<TILES>(mine); n++) {
         const int tiles = tiles_of<TILES>(mine, n), buffer = (int)(n & 1);
-        const pass q = pass_at(a, n);
+        const pass q = pass_at(a, n, false);
         if (k < tiles) {
             const int64_t tile = tile_at(list, first_of<TILES>(n) + k);
             if (q.second && !last && !s->good[q.which]) {
@@ -438,77 +469,236 @@ KD_DEV void run_walkers(const kd_gpu_search_args &a,
     }
 }
 
-/* One thread: which of a block's tiles are to be searched on a coarser grid; how many. */
-KD_DEV int64_t gather_again(const kd_gpu_search_args &a, uint32_t *again, unsigned level,
-                            int64_t mine)
+/* From one keep to the next, in bytes. */
+template <int BASE> KD_DEV int64_t kept_step(void)
 {
+    return (int64_t)(65536 >> BASE) * 2;
+}
+
+/* Where the walk of pass q of a tile begins. */
+KD_DEV kept_place place_of(const tile_shared *s, pass q, int buffer)
+{
+    const int at = ((q.end - 1 - q.first) & 255) / KD_SEARCH_LOWER;
+    return {
+        q.end, q.second ? 0 : s->low[buffer][at], 0, (unsigned)s->from[buffer], s->good[q.which],
+        false};
+}
+
+/* After the walk of pass q of a tile. */
+template <class STEPS>
+KD_DEV void leave_place(const kept_walk *w, const kept_place &at, tile_shared *s, int64_t tile)
+{
+    const int which = w->q.which;
+
+    if (!w->q.second && at.good && !at.undecided) {
+        if (w->a->codebook == KD_CB_MUL1)
+            walk_open<STEPS, KD_GPU_WALKERS, KD_CB_MUL1>(*w->a, w->grid, s, w->q, at.edge, 0,
+                                                         w->lane);
+        else if (w->a->codebook == KD_CB_MCG)
+            walk_open<STEPS, KD_GPU_WALKERS, KD_CB_MCG>(*w->a, w->grid, s, w->q, at.edge, 0,
+                                                        w->lane);
+        else
+            walk_open<STEPS, KD_GPU_WALKERS, KD_CB_3INST>(*w->a, w->grid, s, w->q, at.edge, 0,
+                                                          w->lane);
+    }
+    if (w->lane)
+        return;
+    if (w->q.second) {
+        w->a->good[tile] = w->x->undecided[which] || at.undecided ? KEPT_UNDECIDED : at.good;
+        return;
+    }
+    s->end[which] = (int)at.edge;
+    w->x->undecided[which] = at.undecided;
+    s->good[which] = at.good && !at.undecided;
+}
+
+/* The walkers where only cheap states' costs are kept. */
+template <class STEPS, int BASE, bool MASKED>
+KD_DEV void run_cheap_walkers(const kd_gpu_search_args &a, tile_shared *s, kept_shared *x,
+                              float grid, int64_t mine, int lane)
+{
+    const uint8_t *kept =
+        (const uint8_t *)(a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment));
+    const int64_t room = kd_gpu_search_pass(a.rate, a.segment) * 2;
+    unsigned read = 0, walked = 0;
+
+    kd_sync_block();
+#pragma unroll 1
+    for (int64_t n = 0; n < passes_of<1>(mine); n++) {
+        const int buffer = (int)(n & 1);
+        const pass q = pass_at(a, n, true);
+        if (tiles_of<1>(mine, n)) {
+            const int64_t tile = tile_at(nullptr, first_of<1>(n));
+            uint16_t *states = q.second ? a.states + 256 * tile : nullptr;
+            kept_walk w = {
+                &a, s,    x,     kept + buffer * room, kept_step<BASE>(), q, grid, buffer, lane,
+                0,  read, walked};
+            kept_place at = place_of(s, q, buffer);
+#pragma unroll 1
+            while (at.end > 0 && at.good)
+                walk_cheap_in<STEPS, BASE, MASKED>(&w, &at, states);
+            leave_place<STEPS>(&w, at, s, tile);
+            read = w.read;
+            walked = w.walked;
+        }
+        kd_sync_block();
+    }
+    if (lane == 31) {
+        a.moved[kd_block() * KD_GPU_KEPT_MOVED + 4] = read;
+        a.moved[kd_block() * KD_GPU_KEPT_MOVED + 5] = walked;
+    }
+}
+
+/* The writers of such a round. */
+template <int BASE, bool MASKED>
+KD_DEV void run_writers(const kd_gpu_search_args &a, const tile_shared *s, kept_shared *x,
+                        int64_t mine, int lane)
+{
+    uint8_t *kept = (uint8_t *)(a.kept + kd_block() * kd_gpu_search_kept(a.rate, a.segment));
+    const int64_t room = kd_gpu_search_pass(a.rate, a.segment) * 2;
+    unsigned written = 0;
+
+    kd_arrive<KD_GPU_WORKERS + KD_GPU_WRITERS>(FREE);
+#pragma unroll 1
+    for (int64_t n = 0; n < passes_of<1>(mine); n++) {
+        const int buffer = (int)(n & 1);
+        const pass q = pass_at(a, n, true);
+        int slot =
+            tiles_of<1>(mine, n) && !is_vain(s, 1, q, false) ? segment_at(a, q, q.begin) : -1;
+#pragma unroll 1
+        for (; slot >= 0; slot--) {
+            const int bits =
+                MASKED ? (int)kd_rate_bits_at(a.rate, (unsigned)kept_position(a, q, slot)) : BASE;
+            written += write_groups(x, kept + buffer * room + kept_step<BASE>() * slot, buffer,
+                                    slot, (65536 >> bits) / KEPT_ROWS, lane);
+        }
+        kd_sync_block();
+    }
+    kd_sync_block();
+    if (lane % 32 == 0)
+        a.moved[kd_block() * KD_GPU_KEPT_MOVED + lane / 32] = written;
+}
+/* Of a round where all costs are kept: they wait with the others. */
+template <int TILES> KD_DEV void idle_writers(int64_t mine)
+{
+    for (int64_t n = 0; n <= passes_of<TILES>(mine); n++)
+        kd_sync_block();
+}
+
+/* A round of a block: where only cheap states' costs are kept one with that, and one with all costs
+ * of the tiles that it left undecided; then, or at once, one on each coarser grid. list: of
+ * `again`. */
+struct search_round {
+    unsigned level;
+    bool cheap, list;
+    int64_t mine;
+};
+/* All threads of a block; there is none once the level is KD_SEARCH_LEVELS. */
+template <bool CHEAP> KD_DEV search_round round_after(const search_round &r, const tile_shared *s)
+{
+    const int64_t mine = s->again;
+
+    kd_sync_block(); /* shared memory is used anew */
+    return {mine || r.cheap ? r.level + !r.cheap : (unsigned)KD_SEARCH_LEVELS, false, true, mine};
+}
+
+/* One thread, after a round: which of a block's tiles are to be searched again; how many. After the
+ * one for undecided tiles these are all that have passed their caps so far. */
+template <bool CHEAP>
+KD_DEV int64_t gather_again(const kd_gpu_search_args &a, const search_round &r, uint32_t *again,
+                            int64_t all)
+{
+    const bool anew = CHEAP && r.list && r.level == 0;
+    const uint32_t *list = r.list && !anew ? again : nullptr;
     int64_t bad = 0;
 
-    for (int64_t i = 0; i < mine; i++) {
-        const int64_t tile = tile_at(level ? again : nullptr, i);
-        if (a.good[tile])
+    for (int64_t i = 0; i < (anew ? all : r.mine); i++) {
+        const int64_t tile = tile_at(list, i);
+        if (a.good[tile] != (r.cheap ? KEPT_UNDECIDED : 0))
             continue;
         again[bad++ * kd_blocks()] = (uint32_t)tile;
-        if (level + 1 == KD_SEARCH_LEVELS) /* no path: the ring is not closed by itself */
+        if (r.level + 1 == KD_SEARCH_LEVELS) /* no path: the ring is not closed by itself */
             kd_ring_close(a.rate, a.states + 256 * tile);
     }
+    if (r.cheap)
+        a.moved[kd_block() * KD_GPU_KEPT_MOVED + 6] = (uint64_t)bad;
     return bad;
 }
 
 } // namespace kd_trellis
 
-/* Blocks of KD_GPU_WORKERS + KD_GPU_WALKERS threads and of kd_gpu_search_shared() bytes. A block
- * has tiles block, block + blocks, ..., and searches TILES of them side by side. */
+/* Blocks of kd_gpu_search_threads() threads and of kd_gpu_search_shared() bytes. A block has tiles
+ * block, block + blocks, ..., and searches TILES of them side by side. */
 template <class STEPS, int BASE, bool MASKED, int TILES>
-KD_KERNEL void KD_BOUNDS(KD_GPU_WORKERS + KD_GPU_WALKERS, 1)
+KD_KERNEL void KD_BOUNDS(kd_gpu_search_threads(STEPS::cheap), 1)
     kd_gpu_search_tiles(kd_gpu_search_args a)
 {
     using namespace kd_trellis;
     KD_SHARED(memory);
     block_shared<(65536 >> BASE), TILES, STEPS::pair> *s =
         (block_shared<(65536 >> BASE), TILES, STEPS::pair> *)memory;
+    kept_shared *near = (kept_shared *)(s + 1);
     const int t = kd_thread();
     uint32_t *again = a.again + kd_block();
-    int64_t mine = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
+    const int64_t all = (a.tiles - kd_block() + kd_blocks() - 1) / kd_blocks();
+    search_round r = {0, STEPS::cheap, false, all};
 
-    /* 384 threads begin with 168 registers each; what the walkers give away keeps the workers'
-     * inner loop free of copies. Where the walk binds it keeps more. */
+    /* 384 threads begin with 168 registers each, 512 with 128; what the others give away keeps the
+     * workers' inner loop free of copies. Where the walk binds it keeps more. */
     constexpr bool LONG_WALK = BASE == 2 || BASE == 3;
     if (t < KD_GPU_WORKERS) {
-        kd_more_registers<LONG_WALK ? 208 : 216>();
+        kd_more_registers<STEPS::cheap ? 192 : LONG_WALK ? 208 : 216>();
         STEPS steps;
-        for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
-            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
+        for (; r.level < KD_SEARCH_LEVELS; r = round_after<STEPS::cheap>(r, s->tile)) {
+            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, r.level);
+            const uint32_t *list = r.list ? again : nullptr;
             steps.begin(a, grid.grid, t);
-            run_workers<STEPS, BASE, MASKED, TILES>(a, steps, s, grid, level ? again : nullptr,
-                                                    mine, level + 1 == KD_SEARCH_LEVELS, t);
+            if (r.cheap)
+                run_workers<STEPS, BASE, MASKED, TILES>(a, steps, s, near, grid, list, r.mine,
+                                                        false, t);
+            else
+                run_workers<typename STEPS::dense, BASE, MASKED, TILES>(
+                    a, steps, s, near, grid, list, r.mine, r.level + 1 == KD_SEARCH_LEVELS, t);
             if (t == 0)
-                s->tile->again = gather_again(a, again, level, mine);
+                s->tile->again = gather_again<STEPS::cheap>(a, r, again, all);
             kd_sync_block();
-            mine = s->tile->again;
-            kd_sync_block(); /* shared memory is used anew */
         }
-    } else {
+    } else if (t < KD_GPU_WORKERS + KD_GPU_WALKERS) {
         kd_fewer_registers<LONG_WALK ? 88 : 72>();
-        for (unsigned level = 0; mine > 0 && level < KD_SEARCH_LEVELS; level++) {
-            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, level);
-            run_walkers<STEPS, BASE, MASKED, TILES>(a, s, grid.grid, level ? again : nullptr, mine,
-                                                    level + 1 == KD_SEARCH_LEVELS,
-                                                    t - KD_GPU_WORKERS);
+        for (; r.level < KD_SEARCH_LEVELS; r = round_after<STEPS::cheap>(r, s->tile)) {
+            const kd_search_grid grid = kd_search_grid_of(a.rate, a.codebook, r.level);
+            if constexpr (STEPS::cheap) {
+                if (r.cheap)
+                    run_cheap_walkers<STEPS, BASE, MASKED>(a, s->tile, near, grid.grid, r.mine,
+                                                           t - KD_GPU_WORKERS);
+            }
+            if (!r.cheap)
+                run_walkers<typename STEPS::dense, BASE, MASKED, TILES>(
+                    a, s, grid.grid, r.list ? again : nullptr, r.mine,
+                    r.level + 1 == KD_SEARCH_LEVELS, t - KD_GPU_WORKERS);
             kd_sync_block();
-            mine = s->tile->again;
+        }
+    } else if constexpr (STEPS::cheap) {
+        kd_fewer_registers<40>();
+        for (; r.level < KD_SEARCH_LEVELS; r = round_after<true>(r, s->tile)) {
+            if (r.cheap)
+                run_writers<BASE, MASKED>(a, s->tile, near, r.mine,
+                                          t - KD_GPU_WORKERS - KD_GPU_WALKERS);
+            else
+                idle_writers<TILES>(r.mine);
             kd_sync_block();
         }
     }
 }
 
 /* Bytes of shared memory a block of so many tiles, as a pair or each by itself. */
-static inline int64_t kd_gpu_search_shared(struct kd_rate r, int tiles, bool pair)
+static inline int64_t kd_gpu_search_shared(struct kd_rate r, int tiles, bool pair, bool cheap)
 {
     using namespace kd_trellis;
     const int64_t edges = 65536 >> r.base;
     return (pair ? edges / 4096 * BLOCK * 8 : edges * (edges <= 4096 ? 8 : 4) * tiles) +
-           tiles * (int64_t)sizeof(tile_shared) + 258 * (int64_t)sizeof(position_plan);
+           tiles * (int64_t)sizeof(tile_shared) + 258 * (int64_t)sizeof(position_plan) +
+           (cheap ? (int64_t)sizeof(kept_shared) : 0);
 }
 
 #endif

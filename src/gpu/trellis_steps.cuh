@@ -11,6 +11,7 @@ enum {
     KD_GPU_LANES = 512,   /* of the table: a thread has EACH of them, WORKERS apart */
     KD_GPU_EACH = KD_GPU_LANES / KD_GPU_WORKERS,
     KD_GPU_WALKERS = 128,
+    KD_GPU_WRITERS = 128,   /* where only cheap states' costs are kept */
     KD_GPU_TABLE_ROWS = 16, /* of the table, 8 states a thread each */
     KD_GPU_FREE_BITS = 10   /* a segment's states that lead to one end: at most 2^10 */
 };
@@ -24,8 +25,10 @@ struct kd_gpu_search_args {
     int64_t tiles;       /* less than 2^32 */
     struct kd_rate rate;
     enum kd_codebook codebook;
-    int seam;    /* positions on either side of the seam in the first pass, a multiple of 8 */
-    int segment; /* positions */
+    int seam;        /* positions on either side of the seam in the first pass, a multiple of 8 */
+    int segment;     /* positions */
+    int range;       /* where only cheap states' costs are kept: those so far over the least */
+    uint64_t *moved; /* there: [blocks][KD_GPU_KEPT_MOVED] */
 };
 
 /* Positions of a segment at a rate of so many bits, and, at most, where a mask adds bits. A longer
@@ -98,7 +101,7 @@ enum { QUARTER = 1024 + 8, BLOCK = 4 * QUARTER }; /* words of a pair's 1,024 and
 template <int EDGES> struct alignas(16) edge_costs<EDGES, true, false> {
     uint32_t of[2][EDGES / 4096 * BLOCK];
 
-    static KD_DEV int place(int edge)
+    KD_HD static int place(int edge)
     {
         return (edge >> 12) * BLOCK + (edge >> 3 & 1) * 2 * QUARTER + (edge >> 2 & 1) * QUARTER +
                (edge >> 4 & 255) * 4 + (edge & 3);
@@ -419,7 +422,8 @@ KD_DEV kd_h2 step(const kd_h2 (&table)[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4],
 
 /* Up to 4 bits a position: the values in registers, half floats. */
 template <int BASE, bool MASKED, bool PAIR> struct half_steps {
-    static constexpr bool pair = PAIR, raw = PAIR && KD_COPY_OUT;
+    static constexpr bool pair = PAIR, raw = PAIR && KD_COPY_OUT, cheap = false;
+    typedef half_steps dense;
     static constexpr int MORE = BASE + MASKED;
     kd_h2 table[KD_GPU_EACH][KD_GPU_TABLE_ROWS][4];
 
@@ -476,11 +480,18 @@ template <int BASE, bool MASKED, bool PAIR> struct half_steps {
     }
 };
 
+/* One tile, of which only cheap states' costs are kept (gpu/trellis_kept.cuh). */
+template <int BASE, bool MASKED> struct cheap_steps : half_steps<BASE, MASKED, false> {
+    static constexpr bool cheap = true;
+    typedef half_steps<BASE, MASKED, false> dense;
+};
+
 /* Over 4 bits: integers, the values in registers, two in each. A thread has all branches of its
  * edges, which are adjacent; of a rate between two bits in two places, half the edges apart, which
  * are the same edges where one bit more goes out. */
 template <int BASE, bool MASKED> struct fine_steps {
-    static constexpr bool pair = false, raw = false;
+    static constexpr bool pair = false, raw = false, cheap = false;
+    typedef fine_steps dense;
     static constexpr int OWN = (65536 >> BASE) / KD_GPU_WORKERS, PLACES = MASKED ? 2 : 1,
                          EACH = OWN / PLACES, WORDS = 32768 / KD_GPU_WORKERS;
     static_assert(EACH >= 1, "an edge in each place");

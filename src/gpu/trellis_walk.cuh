@@ -64,7 +64,8 @@ KD_DEV int segment_at(const kd_gpu_search_args &a, pass q, int p)
 }
 KD_DEV bool is_kept(const kd_gpu_search_args &a, pass q, int p)
 {
-    return p == q.begin || (p > q.begin && p < q.end && (q.end - p) % a.segment == 0);
+    return p == q.begin || (p > q.begin && p < q.end &&
+                            (p > 0 ? (q.end - p) % a.segment == 0 : p % a.segment == 0));
 }
 
 /* The free bits of a segment's states: those that lead to one edge after it have its bits below and

@@ -65,7 +65,7 @@ struct kd_emulated_block {
     std::vector<void *> fiber; /* stack pointers of those that wait */
     std::vector<uint8_t> done;
     struct block_barriers {
-        kd_barrier all, first, last, teams[3];
+        kd_barrier all, first, last, teams[3], meets[2];
     } of[KD_EMULATED_CLUSTER];
     kd_barrier team, warp[KD_EMULATED_WARPS];
     uint32_t value[2][KD_EMULATED_WARPS]
@@ -234,6 +234,19 @@ template <int threads> KD_DEV void kd_sync_team(int team)
 {
     kd_emulated_wait(&kd_emulated.mine().teams[team], threads);
 }
+template <int threads> KD_DEV void kd_meet(int number)
+{
+    kd_emulated_wait(&kd_emulated.mine().meets[number], threads);
+}
+template <int threads> KD_DEV void kd_arrive(int number)
+{
+    kd_barrier *b = &kd_emulated.mine().meets[number];
+
+    if (++b->waiting == threads) {
+        b->waiting = 0;
+        b->round++;
+    }
+}
 KD_DEV int kd_cluster_rank(void)
 {
     return kd_emulated.thread / kd_emulated.threads;
@@ -282,6 +295,28 @@ KD_DEV uint32_t kd_warp_min(uint32_t x)
     return m;
 }
 
+KD_DEV uint32_t kd_shuffle(uint32_t x, int from)
+{
+    return kd_emulated_lanes(x)[from];
+}
+KD_DEV uint32_t kd_shuffle_up(uint32_t x, int by)
+{
+    const int lane = kd_emulated.thread % 32;
+    return kd_shuffle(x, lane < by ? lane : lane - by);
+}
+KD_DEV uint32_t kd_bits_set(uint32_t x)
+{
+    return (uint32_t)__builtin_popcount(x);
+}
+KD_DEV uint32_t kd_ballot(bool mine)
+{
+    const uint32_t *v = kd_emulated_lanes(mine);
+    uint32_t all = 0;
+
+    for (int i = 0; i < 32; i++)
+        all |= v[i] << i;
+    return all;
+}
 KD_DEV float kd_shuffle(float x, int from)
 {
     uint32_t u;
@@ -450,7 +485,23 @@ KD_DEV void kd_store_once(uint2 *to, uint2 v)
 {
     *to = v;
 }
+KD_DEV void kd_store_once(uint32_t *to, uint32_t v)
+{
+    *to = v;
+}
+KD_DEV void kd_store_once(uint8_t *to, uint32_t v)
+{
+    *to = (uint8_t)v;
+}
 KD_DEV uint16_t kd_load_once(const uint16_t *from)
+{
+    return *from;
+}
+KD_DEV uint32_t kd_load_once(const uint32_t *from)
+{
+    return *from;
+}
+KD_DEV uint8_t kd_load_once(const uint8_t *from)
 {
     return *from;
 }

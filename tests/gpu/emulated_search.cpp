@@ -20,8 +20,26 @@ static float gauss(uint64_t *z)
     return (float)(sqrt(-2 * log(u[0])) * cos(6.283185307179586 * u[1]));
 }
 
+/* Where only cheap states' costs are kept: what that took. hard: tiles whose ways must have been
+ * looked for in costs that were not kept, and some of which must have been searched again. */
+static int hold_cheap(const std::vector<uint64_t> &moved, int tiles, int range, bool hard)
+{
+    uint64_t sum[KD_GPU_KEPT_MOVED] = {};
+
+    for (size_t i = 0; i < moved.size(); i++)
+        sum[i % KD_GPU_KEPT_MOVED] += moved[i];
+    const uint64_t written = sum[0] + sum[1] + sum[2] + sum[3];
+    printf("  costs up to %d over the least kept: %d KB a tile written, %d read, %.1f segments "
+           "walked, %d tiles again\n",
+           range, (int)(written / (uint64_t)tiles / 32), (int)(sum[4] / (uint64_t)tiles / 32),
+           (double)sum[5] / tiles, (int)sum[6]);
+    return hard ? sum[5] < 100 * (uint64_t)tiles || sum[6] == 0 || sum[6] == (uint64_t)tiles
+                : sum[6] != 0;
+}
+
 template <class STEPS, int BASE, bool MASKED, int TILES = 1>
-static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, int blocks, int loud)
+static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, int blocks, int loud,
+                int range = KD_GPU_KEPT_RANGE[MASKED], bool hard = false)
 {
     const struct kd_rate rate = kd_rate_from16(sixteenths);
     const int segment = kd_gpu_search_segment(rate, STEPS::raw, TILES);
@@ -38,15 +56,19 @@ static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, i
          i++) /* the first has no path, the second one on a coarser grid */
         target[(size_t)i] = i >= 256 ? 3.0f * target[(size_t)i] : i % 2 ? 60.0f : -60.0f;
     std::vector<uint32_t> again((size_t)tiles);
-    kd_gpu_search_args a = {target.data(), got.data(), good.data(), kept.data(), again.data(),
-                            tiles,         rate,       cb,          seam,        segment};
-    const size_t shared = (size_t)kd_gpu_search_shared(rate, TILES, STEPS::pair);
-    if (sizeof(kd_trellis::block_shared<(65536 >> BASE), TILES, STEPS::pair>) != shared) {
+    std::vector<uint64_t> moved((size_t)blocks * KD_GPU_KEPT_MOVED);
+    kd_gpu_search_args a = {target.data(), got.data(), good.data(), kept.data(),
+                            again.data(),  tiles,      rate,        cb,
+                            seam,          segment,    range,       moved.data()};
+    const size_t shared = (size_t)kd_gpu_search_shared(rate, TILES, STEPS::pair, STEPS::cheap);
+    if (sizeof(kd_trellis::block_shared<(65536 >> BASE), TILES, STEPS::pair>) +
+            (STEPS::cheap ? sizeof(kd_trellis::kept_shared) : 0) !=
+        shared) {
         printf("shared memory: %zu, not %zu\n",
                sizeof(kd_trellis::block_shared<(65536 >> BASE), TILES, STEPS::pair>), shared);
         return 1;
     }
-    kd_emulate(blocks, KD_GPU_WORKERS + KD_GPU_WALKERS, shared,
+    kd_emulate(blocks, kd_gpu_search_threads(STEPS::cheap), shared,
                [&] { kd_gpu_search_tiles<STEPS, BASE, MASKED, TILES>(a); });
 
     void *scratch = aligned_alloc(64, (kd_trellis_scratch_bytes() + 63) / 64 * 64);
@@ -62,6 +84,8 @@ static int hold(unsigned sixteenths, enum kd_codebook cb, int seam, int tiles, i
     }
     printf("rate %.4f codebook %d seam %d, %d tiles in segments of %d: %d wrong\n",
            sixteenths / 16.0, (int)cb, seam, tiles, segment, bad);
+    if (STEPS::cheap)
+        bad += hold_cheap(moved, tiles, range, hard);
     return bad;
 }
 
@@ -77,6 +101,14 @@ int main(void)
 
     /* Every kind of rate; whole seams and tiles without a path (six grids) are left to a few. */
     bad += hold<half_steps<2, false, false>, 2, false>(32, KD_CB_MUL1, 128, 2, 2, 0);
+    bad += hold<cheap_steps<2, false>, 2, false>(32, KD_CB_MUL1, 128, 3, 2, 0);
+    bad += hold<cheap_steps<2, false>, 2, false>(32, KD_CB_MUL1, 16, 4, 1, 2);
+    bad += hold<cheap_steps<2, false>, 2, false>(32, KD_CB_MCG, 32, 6, 1, 0, 60, true);
+    bad += hold<cheap_steps<2, false>, 2, false>(32, KD_CB_3INST, 64, 2, 1, 0, 255);
+    bad += hold<cheap_steps<2, true>, 2, true>(37, KD_CB_MUL1, 64, 2, 1, 0);
+    bad += hold<cheap_steps<2, true>, 2, true>(40, KD_CB_MUL1, 32, 2, 1, 0);
+    bad += hold<cheap_steps<2, true>, 2, true>(47, KD_CB_MCG, 32, 2, 1, 0);
+    bad += hold<cheap_steps<2, true>, 2, true>(33, KD_CB_3INST, 8, 2, 1, 0);
     bad += hold<half_steps<2, false, true>, 2, false, 2>(32, KD_CB_MUL1, 16, 3, 1, 2);
     bad += hold<half_steps<2, true, true>, 2, true, 2>(37, KD_CB_MUL1, 64, 2, 1, 0);
     bad += hold<half_steps<3, true, true>, 3, true, 2>(52, KD_CB_MCG, 16, 2, 1, 0);

@@ -1,10 +1,11 @@
 /* The trellis search on a device against the one of this machine's CPU, and its speed. Without a
  * device: 77, a skip.
  *
- *     gpu_search_device [TILES [RATE[,SEAM[,BLOCKS]]]...]
+ *     gpu_search_device [TILES [RATE[,SEAM[,BLOCKS[,WAY]]]]...]
  *
  * The tiles that are timed (1,056 and more fill a device), the rates that are wanted instead of
- * all: bits, positions on either side of the seam, multiprocessors. */
+ * all: bits, positions on either side of the seam, multiprocessors, at 2 bits and more which way
+ * (1: one tile at a time, 2: and the costs of cheap states alone are kept). */
 extern "C" {
 #include "gpu/gpu.h"
 #include "kern/kern.h"
@@ -37,7 +38,7 @@ struct run {
 
 /* `tiles` tiles for the time, `held` of them against the CPU. */
 static int run_one(struct kd_gpu *g, const struct kd_kern *k, struct run r, int64_t tiles,
-                   int64_t held, int blocks)
+                   int64_t held, int blocks, enum kd_gpu_search_way way = KD_SEARCH_BY_DEVICE)
 {
     const struct kd_rate rate = kd_rate_from16(r.sixteenths);
     std::vector<float> target((size_t)tiles * 256);
@@ -50,7 +51,8 @@ static int run_one(struct kd_gpu *g, const struct kd_kern *k, struct run r, int6
 
     for (float &x : target)
         x = gauss(&z);
-    struct kd_gpu_tiles job = {target.data(), tiles, rate, r.codebook, r.seam, blocks, got.data()};
+    struct kd_gpu_tiles job = {target.data(), tiles,  rate,       r.codebook,
+                               r.seam,        blocks, got.data(), way};
     for (int i = 0; i < 3; i++) {
         if (kd_gpu_search(g, &job, &f, &err)) {
             fprintf(stderr, "%s\n", err.msg);
@@ -71,11 +73,15 @@ static int run_one(struct kd_gpu *g, const struct kd_kern *k, struct run r, int6
             square += d * d;
         }
     }
-    printf("rate %.4f codebook %d seam %3d: %7.0f tiles/s on %3d blocks, %lld KB a tile written, "
-           "%lld KB shared, MSE %.6f, %lld of %lld wrong\n",
+    printf("rate %.4f codebook %d seam %3d: %7.0f tiles/s on %3d blocks, %.1f KB a tile written, "
+           "%.1f read, %lld KB shared, MSE %.6f, %lld of %lld wrong\n",
            r.sixteenths / 16.0, (int)r.codebook, r.seam, best, f.blocks,
-           (long long)f.tile_traffic_bytes / 1024, (long long)f.shared_bytes / 1024,
-           square / (256.0 * (double)tiles), (long long)bad, (long long)held);
+           (double)f.tile_written_bytes / 1024, (double)f.tile_read_bytes / 1024,
+           (long long)f.shared_bytes / 1024, square / (256.0 * (double)tiles), (long long)bad,
+           (long long)held);
+    if (f.cheap)
+        printf("    cheap states' costs alone: %.1f segments walked a tile, %lld tiles again\n",
+               f.tile_walks, (long long)f.again);
     return bad != 0;
 }
 
@@ -87,12 +93,14 @@ static int run_named(struct kd_gpu *g, const struct kd_kern *k, char **name, int
 
     for (int i = 0; i < names; i++) {
         double bits = 0;
-        int seam = 128, blocks = 0;
-        if (sscanf(name[i], "%lf,%d,%d", &bits, &seam, &blocks) < 1 || bits < 1 || bits > 8) {
+        int seam = 128, blocks = 0, way = 0;
+        if (sscanf(name[i], "%lf,%d,%d,%d", &bits, &seam, &blocks, &way) < 1 || bits < 1 ||
+            bits > 8 || way < 0 || way > KD_SEARCH_CHEAP) {
             fprintf(stderr, "%s: no rate\n", name[i]);
             return 1;
         }
-        bad |= run_one(g, k, {(unsigned)(16 * bits), KD_CB_MUL1, seam}, tiles, 64, blocks);
+        bad |= run_one(g, k, {(unsigned)(16 * bits), KD_CB_MUL1, seam}, tiles, 64, blocks,
+                       (enum kd_gpu_search_way)way);
     }
     kd_gpu_close(g);
     return bad;
@@ -131,6 +139,13 @@ int main(int argc, char **argv)
     /* As a small device would run it. */
     bad |= run_one(g, &k, runs[0], tiles, 0, 48);
     bad |= run_one(g, &k, runs[3], tiles, 0, 48);
+    for (const struct run &r : {runs[0], runs[1], runs[3]})
+        for (int blocks : {0, 48}) {
+            bad |= run_one(g, &k, r, tiles, 64, blocks, KD_SEARCH_ONE);
+            bad |= run_one(g, &k, r, tiles, tiles < 2112 ? tiles : 2112, blocks, KD_SEARCH_CHEAP);
+        }
+    bad |= run_one(g, &k, {32, KD_CB_3INST, 128}, tiles, 256, 0, KD_SEARCH_CHEAP);
+    bad |= run_one(g, &k, {46, KD_CB_MCG, 32}, tiles, 256, 0, KD_SEARCH_CHEAP);
     kd_gpu_close(g);
     return bad;
 }
