@@ -27,7 +27,7 @@ const struct kd_preset kd_presets[] = {
                                 {11.7, "plan document, Oct 2026: working memory 6; margin 5.7 is stated nowhere, backed out"}},
               {KD_MEM_NVME, {3700, "4 TB model, data sheet"}, {5, "serving 4.5, Nov 2026"}, {100, E}}},
      .tflops = {15.5, "TensorFold GLM-5.3 on four Sparks, serving 3.5, Nov 2026"},
-     .fp32_tflops = {31, DOC}, .tiles_s = {76000, "estimate: 220 GB/s over what a tile at 2.3125 bits writes and reads, docs/performance.md; 48 SMs of an H200 do 151 thousand"},
+     .fp32_tflops = {31, DOC}, .tiles_s = {86000, "estimate: 48 SMs of an H200 at 2.3125 bits by a Spark's way of searching, docs/performance.md; 68 GB/s at 776 KB a tile"},
      .link_gb_s = {25, "200 GbE, serving appendix B, Nov 2026"}, .collective_us = {40, "plan document, Oct 2026; a 2-Spark NCCL figure, farm 0"},
      .watts = {240, "power supply, data sheet"}, .price_usd = {4699, "list price in a press report, Jun 2026"}},
     {.key = "gb300", .title = "DGX Station GB300",

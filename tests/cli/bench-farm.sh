@@ -42,10 +42,10 @@ for x in sims:
     assert abs(parts - x["hours"]) < 1e-6 * x["hours"] + 1e-3 and x["limit"], x
 low = {x["machines"]: x["hours"] for x in sims if x["rates"] == "low"}
 assert low["GB300 + 8 Sparks"] < low["8 Sparks"] < low["one Spark"] < low["this machine"], low
-# What was measured on a GPU, and what a GB10's memory makes of it.
+# What was measured on a GPU, and what a GB10's shared memory makes of it.
 seen = {(x["machines"], x["rates"]): x for x in sims}
 for name in ("GB300 + 8 Sparks", "8 Sparks", "one Spark"):
-    best, bound = seen[name, "measured"], seen[name, "by memory"]
+    best, bound = seen[name, "measured"], seen[name, "its way"]
     assert low[name] < best["hours"] < bound["hours"] and best["encoding_h"] < bound["encoding_h"], (best, bound)
 h200, = (x for x in r if x["name"] == "rates" and x["machine"] == "H200")
 assert h200["tiles_source"] == h200["others_source"] == "measured" and h200["sums_tflops"] == 35, h200
