@@ -121,8 +121,8 @@ static double bare(struct kd_gpu *g, struct kd_rate rate, int64_t tiles)
     double best = 0;
     for (size_t i = 0; i < target.size(); i++)
         target[i] = (float)(1.018 * check_gauss(5, (int64_t)i % 1000003));
-    struct kd_gpu_tiles job = {
-        target.data(), tiles, rate, KD_CB_MUL1, 128, 0, states.data(), KD_SEARCH_BY_DEVICE};
+    struct kd_gpu_tiles job = {target.data(), tiles, rate,          KD_CB_MUL1,
+                               128,           0,     states.data(), KD_SEARCH_BY_DEVICE};
     for (int i = 0; i < 3; i++) {
         if (kd_gpu_search(g, &job, &f, &err)) {
             check_complain(&err);
