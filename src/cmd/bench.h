@@ -32,6 +32,7 @@ struct kd_bench {
     int64_t layers;     /* farm: 0: K3's; forward with a shape: the first so many, 0: all */
     const char *device; /* encode, decode, quantize, forward: where that runs, or NULL */
     int64_t blocks;     /* encode, decode on a device: at most so many at once; 0: as fit */
+    int lanes;          /* quantize: tensors under way at once; 0: as in a conversion */
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
     bool account;                    /* forward on a device: where the time goes */

@@ -8,6 +8,7 @@
 #include "cmd/cmd.h"
 #include "cmd/device.h"
 #include "codec/quant.h"
+#include "farm/farm.h"
 #include "farm/worker.h"
 #include "plan/bytes.h"
 
@@ -155,7 +156,7 @@ static void *work(void *ctx)
 
 static int run_lanes(struct quantize *q, struct kd_err *err)
 {
-    pthread_t thread[KD_WORKER_LANES];
+    pthread_t thread[KD_FARM_LANES];
     int started = 0;
     q->began = kd_clock_s();
     for (; started < q->lanes; started++)
@@ -239,7 +240,7 @@ int kd_bench_quantize(const struct kd_bench *b, struct kd_err *err)
 {
     static const unsigned standard[] = {32, 37, 0};
     unsigned rates[KD_BENCH_RATES + 1];
-    struct quantize q = {.b = b, .run = *b->run, .lanes = KD_WORKER_LANES};
+    struct quantize q = {.b = b, .run = *b->run, .lanes = b->lanes ? b->lanes : KD_WORKER_LANES};
     struct kd_plan_model m;
     int index;
     if (kd_bench_device(b, &index, err) || kd_bench_rates(b, standard, rates, err))

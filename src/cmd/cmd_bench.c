@@ -1,6 +1,7 @@
 #include "cmd/bench.h"
 #include "cmd/cmd.h"
 #include "cmd/model_device.h"
+#include "farm/farm.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 static struct {
     const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
     double seconds, bpw, trunk_bpw, head_bpw;
-    int64_t threads, tiles, prompt, passages, layers, blocks;
+    int64_t threads, tiles, prompt, passages, layers, blocks, lanes;
     bool json, account, exact;
 } o = {.seconds = 1, .bpw = 2.3125, .trunk_bpw = 4, .head_bpw = 6, .prompt = 4000, .passages = 8};
 
@@ -93,6 +94,13 @@ static const struct kd_opt opts[] = {
              "multiprocessors; default as many as fit",
      .min = 1,
      .max = 65535},
+    {.name = "lanes",
+     .type = KD_OPT_INT,
+     .out = &o.lanes,
+     .arg = "N",
+     .help = "quantize: tensors under way at once, as convert --lanes; default 48",
+     .min = 1,
+     .max = KD_FARM_LANES},
     {.name = "shape",
      .type = KD_OPT_STR,
      .out = &o.shape,
@@ -153,6 +161,7 @@ static int check_options(const char *what, const char *model, struct kd_err *err
                 {"--units", o.units, farm},
                 {"--device", o.device, forward || codec || quantize},
                 {"--blocks", o.blocks > 0, codec && o.device},
+                {"--lanes", o.lanes > 0, quantize},
                 {"--shape", o.shape, forward || quantize},
                 {"--account", o.account, forward && o.device},
                 {"--exact", o.exact, forward && !o.shape},
@@ -202,6 +211,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .layers = o.layers,
                          .device = o.device,
                          .blocks = o.blocks,
+                         .lanes = (int)o.lanes,
                          .shape = o.shape,
                          .bpw = o.bpw,
                          .trunk_bpw = o.trunk_bpw,
@@ -257,7 +267,10 @@ const struct kd_cmd kd_cmd_bench = {
         "given. Decoding streams its matrices from 256 MB of memory, and the rate of a plain "
         "reader stands beside it as the limit of this machine in the same run. Products with EXL3 "
         "codes are also set against the multipliers: the operations that a weight takes, over the "
-        "lanes a cycle that were measured. Those called fast are the ones that generate, chat and "
+        "lanes a cycle that were measured. On a device each stands beside its rate of copying, and "
+        "up to 16 tokens of EXL3 on compute capability 9.0 beside the rate at which the loop's "
+        "instructions can be issued, where that was counted (2, 2.3125, 3 and 4 bits). Those "
+        "called fast are the ones that generate, chat and "
         "serve take, unless told --exact.\n\n"
         "encode and decode with --device measure a device's kernels alone, from codes and tiles "
         "that lie there: tiles a second beside their costs' way through the device's memory, and "
