@@ -83,7 +83,7 @@ fuzz:
 
 arm:
 	@sh tools/packages.sh build test arm
-	$(call build,aarch64)
+	$(call build,aarch64,kondense unit_tests)
 	@$(CTEST) --test-dir build/aarch64 -L unit -LE 'long|heavy'
 
 cuda:
