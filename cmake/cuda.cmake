@@ -4,6 +4,7 @@
 # registers between its warps.
 set(KD_CUDA_ARCHS "86;90a;100f;120f" CACHE STRING "device architectures to compile for")
 set(CMAKE_CUDA_ARCHITECTURES OFF)
+option(KD_CUDA_QUICK "Leave out what makes device code fast: to see whether it compiles" OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 foreach(arch ${KD_CUDA_ARCHS})
@@ -15,6 +16,9 @@ foreach(arch ${KD_CUDA_ARCHS})
 endforeach()
 set(KD_CUDA_OPTIONS ${KD_CUDA_TARGETS} -std=c++17 --fmad=false -Werror=all-warnings
     -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off)
+if(KD_CUDA_QUICK)
+  list(APPEND KD_CUDA_OPTIONS -Ofc=max)
+endif()
 file(GLOB cuda CONFIGURE_DEPENDS src/gpu/*.cu)
 add_library(kd_gpu_cuda STATIC ${cuda})
 target_include_directories(kd_gpu_cuda PRIVATE src)
