@@ -32,7 +32,7 @@ while ! test -e "$work/killed/config.json"; do
     sleep $pause
     kill -9 $pid 2>/dev/null || true
     wait $pid 2>/dev/null || true
-    pause=$(awk "BEGIN { print $pause * 1.3 }")
+    pause=$(awk "BEGIN { print $pause * 1.6 }")
 done
 listing "$work/killed" >"$work/got"
 cmp "$work/want" "$work/got" || { diff "$work/want" "$work/got" | head; exit 1; }
