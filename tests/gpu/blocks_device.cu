@@ -9,14 +9,13 @@ extern "C" {
 }
 
 #include "gpu/block_check.h"
-#include "gpu/must.h"
+#include "gpu/loaded.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include <vector>
 
-static struct kd_err err;
 static uint64_t state = 88172645463325252ull;
 static uint32_t bits(void)
 {
@@ -55,42 +54,6 @@ static void make(blocks *b, const kd_block_format *f, int64_t rows, int64_t cols
     b->s.format = f;
 }
 
-/* Device memory of one case. */
-struct held {
-    struct kd_gpu *g;
-    std::vector<void *> memory;
-    ~held()
-    {
-        for (void *p : memory)
-            kd_gpu_release(g, p);
-    }
-    void *get(int64_t bytes)
-    {
-        void *p;
-        must(kd_gpu_alloc(g, &p, bytes, "a test", &err));
-        memory.push_back(p);
-        return p;
-    }
-    struct kd_gpu_mat load(const blocks *b)
-    {
-        struct kd_gpu_mat m;
-        must(kd_gpu_mat_load(g, &m, &b->s, get(kd_gpu_mat_bytes(&b->s)), &err));
-        return m;
-    }
-    template <class T> T *copy(const std::vector<T> &v)
-    {
-        T *p = (T *)get((int64_t)(v.size() * sizeof(T)));
-        must(kd_gpu_upload(g, p, v.data(), (int64_t)(v.size() * sizeof(T)), &err));
-        return p;
-    }
-    std::vector<float> floats(const float *from, int64_t count)
-    {
-        std::vector<float> v((size_t)count);
-        must(kd_gpu_download(g, v.data(), from, 4 * count, &err));
-        return v;
-    }
-};
-
 static void want_of(const struct kd_kern *k, const blocks *b, const float *x, int64_t ldx,
                     int64_t T, float *y)
 {
@@ -108,9 +71,9 @@ static int64_t hold_format(struct kd_gpu *g, const struct kd_kern *k, const kd_b
     make(&b[0], f, rows[0], cols);
     make(&b[1], block_format(KD_BLOCK_Q8_0), rows[1], cols);
     for (int64_t T : {1, 2, 3, 7, 16, 45}) {
-        held h = {g, {}};
+        loaded h(g);
         const std::vector<float> x = noise(T * cols);
-        struct kd_gpu_mat m[2] = {h.load(&b[0]), h.load(&b[1])};
+        struct kd_gpu_mat m[2] = {h.load(&b[0].s), h.load(&b[1].s)};
         struct kd_gpu_job job[2];
         const float *on = h.copy(x);
         for (int i = 0; i < 2; i++)
@@ -139,11 +102,11 @@ static int64_t hold_experts(struct kd_gpu *g, const struct kd_kern *k, int64_t T
     std::vector<float> want((size_t)(T * COLS), 0.0f), a(INNER), u(INNER), y(COLS);
     const std::vector<float> x = noise(T * COLS), weight = noise(T * TOP);
     struct kd_gpu_experts *e;
-    held h = {g, {}};
+    loaded h(g);
 
     for (size_t i = 0; i < b.size(); i++) {
         make(&b[i], block_format(kinds[i % 3]), i % 3 < 2 ? INNER : COLS, i % 3 < 2 ? COLS : INNER);
-        m.push_back(h.load(&b[i]));
+        m.push_back(h.load(&b[i].s));
     }
     for (int64_t i = 0; i < T * TOP; i++)
         ids.push_back((int32_t)(bits() % (EXPERTS + 1)) - 1);
@@ -176,13 +139,13 @@ static void time_format(struct kd_gpu *g, enum kd_block_kind kind, int64_t T)
     enum { ROWS = 12288, COLS = 7168, CALLS = 40 };
     const kd_block_format *f = block_format(kind);
     blocks b;
-    held h = {g, {}};
+    loaded h(g);
     std::vector<struct kd_gpu_mat> m;
 
     make(&b, f, ROWS, COLS);
     const int64_t each = kd_gpu_mat_bytes(&b.s);
     for (int64_t i = 0; i < (200ll << 20) / each + 2; i++)
-        m.push_back(h.load(&b));
+        m.push_back(h.load(&b.s));
     struct kd_gpu_job job = {m.data(), h.copy(noise(T * COLS)), COLS, (float *)h.get(4 * T * ROWS),
                              ROWS};
     const int64_t bytes = kd_gpu_mul_scratch(&job, 1, T);

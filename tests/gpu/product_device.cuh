@@ -3,6 +3,7 @@
 #define KD_TESTS_GPU_PRODUCT_DEVICE_CUH
 
 #include "gpu/device.cuh"
+#include "gpu/loaded.h"
 #include "gpu/mma_lanes.cuh"
 #include "gpu/product_check.h"
 
@@ -15,15 +16,6 @@ extern "C" {
 
 #include <algorithm>
 
-static struct kd_err err;
-
-static void must(int rc)
-{
-    if (rc) {
-        fprintf(stderr, "%s\n", err.msg);
-        exit(1);
-    }
-}
 static void cuda(cudaError_t rc)
 {
     must(kd_gpu_failed(rc, &err, "the test"));
