@@ -124,12 +124,19 @@ class Server:
 
     def idle(self, seconds=10):
         """Waits until nothing runs."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self.metric("kondense_running") == 0 and self.metric("kondense_waiting") == 0:
-                return True
-            time.sleep(0.02)
-        return False
+        return comes(lambda: self.metric("kondense_running") == 0 and self.metric("kondense_waiting") == 0, seconds)
+
+    def runs(self):
+        """Waits until something runs."""
+        return comes(lambda: self.metric("kondense_running") > 0)
+
+
+def comes(what, seconds=20):
+    """Waits until what() is true: a machine may be slow, so nothing is asserted after a fixed pause."""
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.02)
+    return what()
 
 
 def chat_body(program="", **fields):
