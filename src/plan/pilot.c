@@ -51,7 +51,7 @@ static void fill_row(const struct kd_pilot *p, const struct kd_plan_effort *all,
                                        .trunk = h.trunk + h.serial,
                                        .write = write_h,
                                        .total = h.total + read_h + write_h};
-    r->late = r->able && p->max_hours > 0 && r->hours.total > p->max_hours;
+    r->late = p->max_hours > 0 && (!r->able || r->hours.total > p->max_hours);
 }
 
 /* Class fast multiplies on the units for 16 bits: the plan's formulas with those rates in the place
@@ -117,8 +117,12 @@ bool kd_pilot_limit(const struct kd_pilot *p, int i, char *out, size_t size)
     }
     for (int r = 0; r < p->rows_count; r++)
         if (p->row[r].late && !i--) {
-            snprintf(out, size, "hours: %.3g on %s are more than the %.3g allowed",
-                     p->row[r].hours.total, p->row[r].name, p->max_hours);
+            if (p->row[r].able)
+                snprintf(out, size, "hours: %.3g on %s are more than the %.3g allowed",
+                         p->row[r].hours.total, p->row[r].name, p->max_hours);
+            else
+                snprintf(out, size, "hours: %s cannot encode, in %.3g or any", p->row[r].name,
+                         p->max_hours);
             return true;
         }
     return false;

@@ -24,7 +24,7 @@ struct kd_pilot_row {
     struct kd_machine machine[KD_PILOT_MACHINES];
     int machines; /* 0: this one */
     struct kd_pilot_hours hours;
-    bool able, late; /* some machine can encode; past max_hours */
+    bool able, late; /* some machine can encode; past max_hours, as one that cannot is of any */
 };
 
 struct kd_pilot {

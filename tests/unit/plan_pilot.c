@@ -165,9 +165,10 @@ static void limits(void **state)
     assert_true(other < own && !p.over && !kd_pilot_limit(&p, 0, text, sizeof text));
     p.max_hours = (own + other) / 2;
     assert_int_equal(kd_pilot_make(&p, &err), 0);
-    assert_true(p.over && p.row[0].late && !p.row[1].late && !p.row[2].late);
+    assert_true(p.over && p.row[0].late && !p.row[1].late && p.row[2].late && !p.row[2].able);
     assert_true(kd_pilot_limit(&p, 0, text, sizeof text) && strstr(text, "this machine"));
-    assert_false(kd_pilot_limit(&p, 1, text, sizeof text));
+    assert_true(kd_pilot_limit(&p, 1, text, sizeof text) && strstr(text, "cannot encode"));
+    assert_false(kd_pilot_limit(&p, 2, text, sizeof text));
     p.max_bytes = 1999999;
     assert_int_equal(kd_pilot_make(&p, &err), 0);
     assert_true(kd_pilot_limit(&p, 0, text, sizeof text) && strstr(text, "memory"));
