@@ -239,12 +239,27 @@ static size_t utf8_char(const unsigned char *s, size_t left)
     return n;
 }
 
+/* How many bytes from s on stand for themselves in a string. */
+static size_t plain_run(const unsigned char *s, size_t bytes)
+{
+    size_t n = 0;
+    while (n < bytes && s[n] >= 0x20 && s[n] < 0x80 && s[n] != '"' && s[n] != '\\')
+        n++;
+    return n;
+}
+
 void kd_json_quote(struct kd_buf *out, const char *text, size_t bytes)
 {
     const unsigned char *s = (const unsigned char *)text;
     kd_buf_char(out, '"');
     for (size_t i = 0; i < bytes;) {
-        size_t n = utf8_char(s + i, bytes - i);
+        size_t n = plain_run(s + i, bytes - i);
+        if (n) {
+            kd_buf_add(out, s + i, n);
+            i += n;
+            continue;
+        }
+        n = utf8_char(s + i, bytes - i);
         if (!n) {
             kd_buf_str(out, "\xef\xbf\xbd");
             i++;
