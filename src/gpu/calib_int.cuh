@@ -202,8 +202,9 @@ int fast_weights(const struct kd_gpu_tensor *t, const struct kd_gpu_source *w, c
 /* out [k up to 32][pitch] = the transpose of T rows of k floats; zeros after the last row. */
 void fast_turn(cudaStream_t stream, const float *x, int64_t ldx, int64_t T, int64_t k,
                const planes &out);
-/* Products. count: fast_count_bytes (of a Hessian of k inputs; else of any) for those that are queued
- * on the stream, so that their blocks share the work as they come; NULL: they share it evenly. */
+/* Products. count: fast_count_bytes (of a Hessian of k inputs; else of any) for those that are
+ * queued on the stream, so that their blocks share the work as they come; NULL: they share it
+ * evenly. */
 int64_t fast_count_bytes(int64_t k);
 /* y[t][r] for r < rows. */
 int fast_multiply(cudaStream_t stream, const planes &w, int64_t rows, const planes &x, int64_t T,
@@ -229,7 +230,7 @@ struct fast_expert {
     stored w[3];
     int64_t rows; /* at a time */
     planes both, down, x, mid;
-    float *y; /* [rows][w2 rows] */
+    float *y;             /* [rows][w2 rows] */
     int32_t *bad, *taken; /* taken: as `count` above */
 
     int64_t take(const struct kd_gpu_source src[3], int64_t count, unsigned char *base);

@@ -316,10 +316,12 @@ template <int R, class MODE> KD_CALL void run_units(unsigned char *memory)
     KD_RATE(16)                                                                                    \
     KD_RATE(32) KD_RATE(48) KD_RATE(64) KD_RATE(80) KD_RATE(96) KD_RATE(112) KD_RATE(128)
 /* From 2 to 3 bits, which product_gemm.cuh has, too. */
+// clang-format off
 #define KD_RATES_FINE(KD_RATE)                                                                     \
     KD_RATE(33)                                                                                    \
     KD_RATE(34) KD_RATE(35) KD_RATE(36) KD_RATE(37) KD_RATE(38) KD_RATE(39) KD_RATE(40)            \
         KD_RATE(41) KD_RATE(42) KD_RATE(43) KD_RATE(44) KD_RATE(45) KD_RATE(46) KD_RATE(47)
+// clang-format on
 #define KD_RATES_MASKED(KD_RATE)                                                                   \
     KD_RATE(24) KD_RATE(28) KD_RATES_FINE(KD_RATE) KD_RATE(52) KD_RATE(56) KD_RATE(60)
 
