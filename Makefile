@@ -35,7 +35,7 @@ demo:
 test: packages
 	$(call build,release)
 	@ln -sfn release/kondense build/kondense
-	@$(CTEST) --test-dir build/release -LE long
+	@$(CTEST) -j $$(($(JOBS) + 1)) --test-dir build/release -LE long # some only wait
 
 long: packages
 	$(call build,release)

@@ -6,7 +6,7 @@ endif()
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O3 -g1")
 set(CMAKE_C_FLAGS_DEBUG "-O1 -g -DKD_DEBUG")
 if(KD_SAN)
-  set(CMAKE_C_FLAGS_DEBUG "-O2 -g -DKD_DEBUG") # instrumented code is slow enough
+  set(CMAKE_C_FLAGS_DEBUG "-O2 -gline-tables-only -DKD_DEBUG") # instrumented code is slow enough
 endif()
 set(CMAKE_C_STANDARD 17)
 set(CMAKE_C_EXTENSIONS OFF)

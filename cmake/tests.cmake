@@ -3,7 +3,7 @@
 #
 # A test file may carry a line "labels: ..." in a comment (C) or after # (shell):
 #   long    only in `make full`      fast    a command-line test that is also run with the sanitizers
-#   figures what a search finds, not how it gets there: not run with the sanitizers
+#   figures what a search or a measurement finds, not how it gets there: not run with the sanitizers
 #   gpu     one that wants a device, too: `make cuda`
 # and "timeout: SECONDS" where the default does not fit.
 pkg_check_modules(CMOCKA IMPORTED_TARGET cmocka)
@@ -33,6 +33,10 @@ function(kd_test name file label timeout env)
   if(name MATCHES "^unit/(codec_(expert|quant)|convert_(gguf|rates)|gate_stream|kern_trellis_(fp16|quality)/.*)$" OR
      name MATCHES "^unit/(model_(cut|golden|ranks|seq)|serve_.*|text_tok)$")
     list(APPEND labels heavy)
+  endif()
+  # What takes longest begins first, or it would be alone at the end.
+  if(name MATCHES "^(cli/(convert-.*|pilot-layer)|farm/fast|gpu/emulated_.*|net/discard|unit/serve_(engine|limits))$")
+    set_tests_properties(${name} PROPERTIES COST 100)
   endif()
   math(EXPR timeout "${timeout} * ${KD_SLOW}")
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} SKIP_RETURN_CODE 77
@@ -151,7 +155,7 @@ if(KD_CUDA)
     add_executable(gpu_${name} EXCLUDE_FROM_ALL ${f})
     target_include_directories(gpu_${name} PRIVATE src tests)
     target_compile_definitions(gpu_${name} PRIVATE _GNU_SOURCE)
-    target_compile_options(gpu_${name} PRIVATE ${KD_CUDA_OPTIONS})
+    target_compile_options(gpu_${name} PRIVATE ${KD_CUDA_TEST_OPTIONS})
     target_link_libraries(gpu_${name} PRIVATE $<TARGET_FILE:kd_codec> $<TARGET_FILE:kd_la> $<TARGET_FILE:kd_fmt> $<TARGET_FILE:kd_kern>
                           $<TARGET_FILE:kd_gpu_cuda> $<TARGET_FILE:kd_base> CUDA::cudart_static PkgConfig::POPT
                           PkgConfig::JANSSON PkgConfig::CRYPTO Threads::Threads m)
@@ -198,8 +202,12 @@ if(KD_CLANGXX AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT KD_SAN A
   foreach(f ${emulated})
     get_filename_component(name ${f} NAME_WE)
     set(program ${CMAKE_BINARY_DIR}/gpu_${name})
+    set(level 2)
+    if(name MATCHES "_(encode|experts|gemm|product)$")
+      set(level 0) # many kernels that run a moment each: optimizing them takes five times their tests' time
+    endif()
     add_custom_command(OUTPUT ${program}.o
-                       COMMAND ${KD_CLANGXX} -std=c++17 -O2 -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
+                       COMMAND ${KD_CLANGXX} -std=c++17 -O${level} -march=x86-64-v3 -ffp-contract=off -Wall -Wextra -Werror
                                -I${CMAKE_SOURCE_DIR}/src -I${CMAKE_SOURCE_DIR}/tests
                                -I${CMAKE_SOURCE_DIR}/tests/gpu/fake -MD -MF ${program}.d -c ${f}
                                -o ${program}.o

@@ -19,7 +19,7 @@ met() {
         { echo "$planned bytes planned, $peak taken"; exit 1; }
 }
 
-"$KONDENSE" synth "$work/awkward" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/config.json" --seed 7 >/dev/null
+"$KONDENSE" synth "$work/awkward" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/short.json" --seed 7 >/dev/null
 "$KONDENSE" convert "$work/awkward" "$work/awkward.2" $few --bpw 2.0 --json "$work/awkward.json" >"$work/out"
 met "$work/awkward.json" "$work/out"
 "$KONDENSE" check "$work/awkward" "$work/awkward" $check --require kld=0 >/dev/null

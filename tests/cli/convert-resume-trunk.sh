@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# As convert-resume.sh, with the trunk quantized.
+# As convert-resume.sh, with trunk and head quantized.
 #
 # labels: long
 # timeout: 900

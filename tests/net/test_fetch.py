@@ -390,8 +390,9 @@ def disk_full(d):
         s.add_computed("/m/b.gguf", 1 << 50, 3, b"GGUF")
         fetch(d, s.url + "/m/b.gguf", d / "b", rc=1, says="of disk")
         script = """mkdir -p {m} && mount -t tmpfs -o size=150m none {m} || exit 77
-        {k} fetch {u} {m}/a --piece 1M --rate 60M 2>{d}/err & p=$!
-        sleep 0.4; dd if=/dev/zero of={m}/fill bs=1M 2>/dev/null; wait $p; echo first $?; rm {m}/fill
+        {k} fetch {u} {m}/a --piece 1M --rate 20M 2>{d}/err & p=$!
+        while [ ! -e {m}/a/.fetch ] && kill -0 $p; do sleep 0.01; done
+        sleep 0.2; dd if=/dev/zero of={m}/fill bs=1M 2>/dev/null; wait $p; echo first $?; rm {m}/fill
         {k} fetch {u} {m}/a --piece 1M 2>&1; echo second $?; sha256sum {m}/a/a.gguf"""
         p = subprocess.run(["unshare", "-rm", "sh", "-c", script.format(m=d / "mnt", k=KONDENSE, d=d, u=s.url + "/m/a.gguf")],
                            env=env_of(d), capture_output=True, text=True, timeout=100)

@@ -86,7 +86,7 @@ def unread():
     assert s.runs()
     t0 = time.monotonic()
     assert s.chat()["choices"][0]["message"]["content"] == "Hello there."
-    assert time.monotonic() - t0 < 5
+    assert time.monotonic() - t0 < 10
     assert s.idle(12), "the stalled stream still runs"
     r.close()
 

@@ -2,7 +2,7 @@
 # timeout: 900
 """Many clients at once on the real engine: whole answers, streams, clients that go, that read slowly, that send too
 much or rubbish. Nothing may be left over, no answer may be wrong, and the same request always gets the same
-answer. KONDENSE_SOAK: seconds (12), KONDENSE_SOAK_CLIENTS (64; fewer with sanitizers)."""
+answer. KONDENSE_SOAK: seconds (8), KONDENSE_SOAK_CLIENTS (64; fewer with sanitizers)."""
 import collections
 import json
 import os
@@ -13,7 +13,7 @@ import time
 
 from harness import Server, case, main, parse_events, read_all
 
-SECONDS = float(os.environ.get("KONDENSE_SOAK", "12"))
+SECONDS = float(os.environ.get("KONDENSE_SOAK", "8"))
 CLIENTS = int(os.environ.get("KONDENSE_SOAK_CLIENTS", "64"))
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Current weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}

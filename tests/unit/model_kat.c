@@ -423,7 +423,7 @@ static void out_of_memory(void **state)
         ids[t] = kat_token(t);
     must(kd_kern_pick(&kern, &err));
     int64_t before = kd_mem_live_bytes();
-    for (n = 1; failed && n < 10000; n += n < 100 ? 1 : 7) {
+    for (n = 1; failed && n < 10000; n += n < 100 ? 1 : KD_TEST_SLOW ? 29 : 7) {
         struct kd_k3_model *m = NULL;
         struct kd_k3_seq *s = NULL;
         kd_mem_fail_nth(n);

@@ -1,7 +1,7 @@
 /* plan/probe and plan/forecast: what is measured is plausible, and what is foretold grows as it
  * must.
  *
- * labels: heavy
+ * labels: heavy figures
  * timeout: 200 */
 #include "plan/forecast.h"
 #include "plan/probe.h"
