@@ -8,6 +8,7 @@ extern "C" {
 #include "kern/kern.h"
 }
 
+#include "gpu/bits.h"
 #include "gpu/block_check.h"
 #include "gpu/loaded.h"
 
@@ -16,14 +17,6 @@ extern "C" {
 
 #include <vector>
 
-static uint64_t state = 88172645463325252ull;
-static uint32_t bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 24);
-}
 static std::vector<float> noise(int64_t count)
 {
     std::vector<float> v((size_t)count);

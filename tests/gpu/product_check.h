@@ -7,19 +7,13 @@ extern "C" {
 #include "num/exl3_ring.h"
 }
 
+#include "gpu/bits.h"
+
 #include <math.h>
 #include <string.h>
 
 #include <vector>
 
-static uint64_t state = 88172645463325252ull;
-static uint32_t bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 24);
-}
 static float gauss(void)
 {
     float s = 0;
