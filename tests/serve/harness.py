@@ -134,9 +134,11 @@ class Server:
 def comes(what, seconds=20):
     """Waits until what() is true: a machine may be slow, so nothing is asserted after a fixed pause."""
     until = time.monotonic() + seconds
-    while not what() and time.monotonic() < until:
+    while not what():
+        if time.monotonic() > until:
+            return False
         time.sleep(0.02)
-    return what()
+    return True
 
 
 def chat_body(program="", **fields):
