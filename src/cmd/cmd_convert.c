@@ -389,6 +389,21 @@ static int run_jobs(struct work *w, struct kd_err *err)
     return rc;
 }
 
+static void model_json(struct kd_jw *j, const char *path, const struct kd_rates *r)
+{
+    struct kd_rate_sum e = kd_rates_sum(r, 'e');
+    kd_jw_str(j, "path", path);
+    kd_jw_int(j, "total_bytes", r->total_bytes);
+    kd_jw_num(j, "experts_k", e.k);
+    kd_jw_num(j, "experts_real", e.real);
+}
+
+static int write_json(struct kd_buf *b, struct kd_err *err)
+{
+    kd_buf_char(b, '\n');
+    return kd_buf_ok(b, o.json, err) || kd_file_write(o.json, b->data, b->size_bytes, err) ? -1 : 0;
+}
+
 static int summary(const struct work *w, double seconds, struct kd_err *err)
 {
     char took[32];
@@ -427,20 +442,57 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
         kd_discard_json(&w->discard, &j);
     kd_jw_open(&j, "models", '[');
     for (int i = 0; i < w->jobs; i++) {
-        struct kd_rate_sum e = kd_rates_sum(&w->job[i].rates, 'e');
         kd_jw_open(&j, NULL, '{');
-        kd_jw_str(&j, "path", w->job[i].dst);
-        kd_jw_int(&j, "total_bytes", w->job[i].rates.total_bytes);
-        kd_jw_num(&j, "experts_k", e.k);
-        kd_jw_num(&j, "experts_real", e.real);
+        model_json(&j, w->job[i].dst, &w->job[i].rates);
         kd_jw_int(&j, "tiles", w->job[i].tiles_total);
         kd_jw_close(&j, '}');
     }
     kd_jw_close(&j, ']');
     kd_jw_close(&j, '}');
-    kd_buf_char(&b, '\n');
-    int rc =
-        kd_buf_ok(&b, o.json, err) || kd_file_write(o.json, b.data, b.size_bytes, err) ? -1 : 0;
+    int rc = write_json(&b, err);
+    kd_buf_release(&b);
+    return rc;
+}
+
+/* What a run would make and take, nothing written but the report. */
+static int dry_job(struct work *w, int i, const char *dst, struct kd_jw *out, struct kd_err *err)
+{
+    struct kd_job j = {.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
+    j.T = w->text.rows * w->text.cols;
+    j.block_T = kd_job_block_tokens(&w->text);
+    j.recipe = kd_recipe_of(recipe_name());
+    j.set.stream_bf16 = w->cfg.hidden >= 1024;
+    snprintf(j.dst, sizeof j.dst, "%s", dst);
+    if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &w->wish[i], err) || kd_job_find_trunk(&j, err))
+        return -1;
+    j.lanes = kd_job_lanes(&j, o.lanes);
+    int64_t peak = kd_job_peak_bytes(&j, 1);
+    print_plan(&j, peak);
+    print_device(&w->run, &j, 1, w->fast);
+    kd_jw_open(out, NULL, '{');
+    model_json(out, dst, &j.rates);
+    kd_jw_int(out, "planned_peak_bytes", peak);
+    kd_jw_close(out, '}');
+    int rc = kd_cmd_encode_fits(&w->run, &j, 1, err); /* what the run would say */
+    kd_rates_release(&j.rates);
+    return rc ? -1 : 0;
+}
+
+static int dry_run(struct work *w, const char *dst, struct kd_err *err)
+{
+    struct kd_buf b;
+    kd_buf_init(&b, 1 << 20);
+    struct kd_jw j = {.out = &b};
+    int rc = 0;
+    kd_jw_open(&j, NULL, '{');
+    kd_jw_bool(&j, "dry_run", true);
+    kd_jw_open(&j, "models", '[');
+    for (int i = 0; !rc && i < w->wishes; i++)
+        rc = dry_job(w, i, dst, &j, err);
+    kd_jw_close(&j, ']');
+    kd_jw_close(&j, '}');
+    if (!rc && o.json)
+        rc = write_json(&b, err);
     kd_buf_release(&b);
     return rc;
 }
@@ -454,28 +506,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         kd_cmd_encode_class(&w->run, o.class, &w->fast, err) ||
         open_source(w, argv[0], argv[1], err))
         return -1;
-    if (o.dry) {
-        for (int i = 0; i < w->wishes; i++) {
-            struct kd_job j = {
-                .ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
-            j.T = w->text.rows * w->text.cols;
-            j.block_T = kd_job_block_tokens(&w->text);
-            j.recipe = kd_recipe_of(recipe_name());
-            j.set.stream_bf16 = w->cfg.hidden >= 1024;
-            snprintf(j.dst, sizeof j.dst, "%s", argv[1]);
-            if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &w->wish[i], err) ||
-                kd_job_find_trunk(&j, err))
-                return -1;
-            j.lanes = kd_job_lanes(&j, o.lanes);
-            print_plan(&j, kd_job_peak_bytes(&j, 1));
-            print_device(&w->run, &j, 1, w->fast);
-            int rc = kd_cmd_encode_fits(&w->run, &j, 1, err); /* what the run would say */
-            kd_rates_release(&j.rates);
-            if (rc)
-                return -1;
-        }
-        return 0;
-    }
+    if (o.dry)
+        return dry_run(w, argv[1], err);
     kd_progress_quiet(o.quiet);
     if (kd_job_source_json(&w->source, w->ck, &w->text,
                            o.discard ? kd_window_digests(w->discard.win, false) : NULL, stopped,

@@ -20,7 +20,13 @@ met() {
 }
 
 "$KONDENSE" synth "$work/awkward" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/short.json" --seed 7 >/dev/null
+"$KONDENSE" convert "$work/awkward" "$work/none" $few --bpw 2.0 --dry-run --json "$work/dry.json" >/dev/null
+test ! -e "$work/none"
 "$KONDENSE" convert "$work/awkward" "$work/awkward.2" $few --bpw 2.0 --json "$work/awkward.json" >"$work/out"
+for key in total_bytes experts_k; do # foretold is what is
+    test "$(grep -o "\"$key\": *[0-9.]*" "$work/dry.json")" = "$(grep -o "\"$key\": *[0-9.]*" "$work/awkward.json")" ||
+        { echo "$key:"; cat "$work/dry.json" "$work/awkward.json"; exit 1; }
+done
 met "$work/awkward.json" "$work/out"
 "$KONDENSE" check "$work/awkward" "$work/awkward" $check --require kld=0 >/dev/null
 "$KONDENSE" check "$work/awkward" "$work/awkward.2" $check --json "$work/2.json" >/dev/null
