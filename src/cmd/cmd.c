@@ -75,6 +75,19 @@ int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err)
                : kd_fail_sys(err, "cannot write to standard output");
 }
 
+bool kd_cmd_screen(const char *json, const char *html)
+{
+    return !(json && !strcmp(json, "-")) && !(html && !strcmp(html, "-"));
+}
+
+int kd_cmd_reports_check(const char *json, const char *html, struct kd_err *err)
+{
+    if (json && html && !strcmp(json, html))
+        return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s', only one of them",
+                       json);
+    return 0;
+}
+
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads, struct kd_err *err)
 {
     memset(run, 0, sizeof *run);

@@ -25,6 +25,11 @@ int kd_main(int argc, const char **argv);
 /* Writes what `b` holds to the file `path`, whole or not at all, or to standard output for "-";
  * into what is there and is no plain file (a device, a pipe, a link) as it is. */
 int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err) KD_MUST;
+/* Of reports whose files may be NULL: whether the text for people goes to standard output, which it
+ * does not where a report does ("-"). */
+bool kd_cmd_screen(const char *json, const char *html);
+/* Two reports in one file would be neither. */
+int kd_cmd_reports_check(const char *json, const char *html, struct kd_err *err) KD_MUST;
 /* What every command that computes needs: the kernel table and a pool (threads 0: all CPUs). */
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads,
                     struct kd_err *err) KD_MUST;

@@ -81,7 +81,8 @@ static const struct kd_opt opts[] = {
     {"seed", 0, KD_OPT_INT, &o.seed, "N", "of the random signs (0)", .min = 0, .max = INT64_MAX},
     {"resume", 0, KD_OPT_FLAG, &o.resume, NULL, "go on with an unfinished conversion"},
     {"dry-run", 'n', KD_OPT_FLAG, &o.dry, NULL,
-     "print sizes, rates and needs; write nothing; the config and index are enough"},
+     "print sizes, rates and needs; write nothing; the config and index are enough (with --calib "
+     "the tokenizer too)"},
     {"discard-source", 0, KD_OPT_FLAG, &o.discard, NULL,
      "SRC is hf:owner/name or an address: shards are fetched ahead, used and deleted"},
     {"check-text", 0, KD_OPT_STR, &o.check.text, "FILE",
@@ -313,6 +314,17 @@ static void print_plan(const struct kd_job *j, int64_t planned)
     fflush(stdout);
 }
 
+/* The folder of one of several models. */
+static int model_path(const struct work *w, int i, const char *dst, char *out, size_t size,
+                      struct kd_err *err)
+{
+    char name[32];
+    variant_name(name, sizeof name, &w->wish[i]);
+    bool alone = w->wishes == 1 || !*dst;
+    int n = snprintf(out, size, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name);
+    return n < (int)size ? 0 : kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
+}
+
 static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
 {
     struct kd_convert_settings set = {.recipe = recipe_name(),
@@ -322,16 +334,12 @@ static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
                                       .damping = (float)o.damping,
                                       .stream_bf16 = w->cfg.hidden >= 1024,
                                       .calib_fast = w->fast};
-    char path[4096], name[32];
+    char path[4096];
     int count = w->wishes, finished = 0;
     for (int i = 0; i < count; i++) {
         set.wish = w->wish[i];
-        variant_name(name, sizeof name, &w->wish[i]);
-        bool alone = count == 1 || !*dst;
-        if (snprintf(path, sizeof path, "%s%s%s", dst, alone ? "" : "/", alone ? "" : name) >=
-            (int)sizeof path)
-            return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
-        if (kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path,
+        if (model_path(w, i, dst, path, sizeof path, err) ||
+            kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path,
                         o.resume, err))
             return -1;
         w->job[i].stopped = stopped;
@@ -398,12 +406,6 @@ static void model_json(struct kd_jw *j, const char *path, const struct kd_rates 
     kd_jw_num(j, "experts_real", e.real);
 }
 
-static int write_json(struct kd_buf *b, struct kd_err *err)
-{
-    kd_buf_char(b, '\n');
-    return kd_buf_ok(b, o.json, err) || kd_file_write(o.json, b->data, b->size_bytes, err) ? -1 : 0;
-}
-
 static int summary(const struct work *w, double seconds, struct kd_err *err)
 {
     char took[32];
@@ -449,52 +451,67 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     }
     kd_jw_close(&j, ']');
     kd_jw_close(&j, '}');
-    int rc = write_json(&b, err);
+    kd_buf_char(&b, '\n');
+    int rc = kd_cmd_put(&b, o.json, err);
     kd_buf_release(&b);
     return rc;
 }
 
-/* What a run would make and take, nothing written but the report. */
-static int dry_job(struct work *w, int i, const char *dst, struct kd_jw *out, struct kd_err *err)
+/* A job as far as it is known without its folder. */
+static int foresee_job(struct work *w, int i, const char *dst, struct kd_err *err)
 {
-    struct kd_job j = {.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
-    j.T = w->text.rows * w->text.cols;
-    j.block_T = kd_job_block_tokens(&w->text);
-    j.recipe = kd_recipe_of(recipe_name());
-    j.set.stream_bf16 = w->cfg.hidden >= 1024;
-    snprintf(j.dst, sizeof j.dst, "%s", dst);
-    if (kd_rates_plan(&j.rates, w->ck, &w->cfg, &w->wish[i], err) || kd_job_find_trunk(&j, err))
+    struct kd_job *j = &w->job[i];
+    *j = (struct kd_job){.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
+    j->T = w->text.rows * w->text.cols;
+    j->block_T = kd_job_block_tokens(&w->text);
+    j->recipe = kd_recipe_of(recipe_name());
+    j->set.stream_bf16 = w->cfg.hidden >= 1024;
+    if (model_path(w, i, dst, j->dst, sizeof j->dst, err) ||
+        kd_rates_plan(&j->rates, w->ck, &w->cfg, &w->wish[i], err) || kd_job_find_trunk(j, err))
         return -1;
-    j.lanes = kd_job_lanes(&j, o.lanes);
-    int64_t peak = kd_job_peak_bytes(&j, 1);
-    print_plan(&j, peak);
-    print_device(&w->run, &j, 1, w->fast);
-    kd_jw_open(out, NULL, '{');
-    model_json(out, dst, &j.rates);
-    kd_jw_int(out, "planned_peak_bytes", peak);
-    kd_jw_close(out, '}');
-    int rc = kd_cmd_encode_fits(&w->run, &j, 1, err); /* what the run would say */
-    kd_rates_release(&j.rates);
-    return rc ? -1 : 0;
+    j->lanes = kd_job_lanes(j, o.lanes);
+    return 0;
 }
 
-static int dry_run(struct work *w, const char *dst, struct kd_err *err)
+static int put_foreseen(const struct work *w, struct kd_err *err)
 {
     struct kd_buf b;
     kd_buf_init(&b, 1 << 20);
     struct kd_jw j = {.out = &b};
-    int rc = 0;
     kd_jw_open(&j, NULL, '{');
     kd_jw_bool(&j, "dry_run", true);
+    kd_jw_int(&j, "planned_peak_bytes", w->planned);
     kd_jw_open(&j, "models", '[');
-    for (int i = 0; !rc && i < w->wishes; i++)
-        rc = dry_job(w, i, dst, &j, err);
+    for (int i = 0; i < w->wishes; i++) {
+        kd_jw_open(&j, NULL, '{');
+        model_json(&j, w->job[i].dst, &w->job[i].rates);
+        kd_jw_close(&j, '}');
+    }
     kd_jw_close(&j, ']');
     kd_jw_close(&j, '}');
-    if (!rc && o.json)
-        rc = write_json(&b, err);
+    kd_buf_char(&b, '\n');
+    int rc = kd_cmd_put(&b, o.json, err);
     kd_buf_release(&b);
     return rc;
+}
+
+/* What a run would make, take and say; nothing is written but the report. */
+static int dry_run(struct work *w, const char *dst, struct kd_err *err)
+{
+    int rc = 0;
+    for (int i = 0; !rc && i < w->wishes; i++)
+        rc = foresee_job(w, i, dst, err);
+    if (!rc) {
+        w->planned = kd_job_peak_bytes(w->job, w->wishes);
+        for (int i = 0; i < w->wishes; i++)
+            print_plan(&w->job[i], w->planned);
+        print_device(&w->run, w->job, w->wishes, w->fast);
+        rc =
+            kd_cmd_encode_fits(&w->run, w->job, w->wishes, err) || (o.json && put_foreseen(w, err));
+    }
+    for (int i = 0; i < w->wishes; i++)
+        kd_rates_release(&w->job[i].rates);
+    return rc ? -1 : 0;
 }
 
 static int convert(struct work *w, int argc, const char **argv, struct kd_err *err)
@@ -564,6 +581,8 @@ static void offer_resume(struct kd_err *err)
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct work *w;
+    if (!kd_cmd_screen(o.json, NULL))
+        return kd_fail(err, KD_EUSAGE, "--json takes a file: what goes to standard output is text");
     if (!strcmp(o.to, "gguf"))
         return to_gguf(argv, err);
     if (o.split || o.chat_template)

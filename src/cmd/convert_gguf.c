@@ -1,6 +1,5 @@
 #include "cmd/convert_gguf.h"
 
-#include "base/file.h"
 #include "base/json.h"
 #include "base/show.h"
 #include "cmd/cmd.h"
@@ -58,7 +57,7 @@ static int write_json(const struct kd_to_gguf_done *d, const char *path, struct 
     kd_jw_int(&w, "f32_bytes", d->f32_bytes);
     kd_jw_close(&w, '}');
     kd_buf_char(&b, '\n');
-    int rc = kd_buf_ok(&b, path, err) || kd_file_write(path, b.data, b.size_bytes, err) ? -1 : 0;
+    int rc = kd_cmd_put(&b, path, err);
     kd_buf_release(&b);
     return rc;
 }

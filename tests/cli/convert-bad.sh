@@ -23,6 +23,7 @@ refuses 2 "too small" convert "$model" "$work/dst" --calib "$calib" --rows 2 --c
 refuses 2 "recipe" convert "$model" "$work/dst" --calib "$calib" --recipe best
 refuses 2 "too few" convert "$model"
 refuses 2 "no such option" convert "$model" "$work/dst" --bits 2
+refuses 2 "--json takes a file" convert "$model" "$work/dst" --dry-run --json -
 refuses 1 "cannot open" convert "$work/none" "$work/dst" --calib "$calib"
 refuses 1 "cannot open" convert "$model" "$work/dst" --calib "$work/none.txt"
 printf 'short' >"$work/short.txt"

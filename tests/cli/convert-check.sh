@@ -38,6 +38,14 @@ awk "BEGIN { exit !($(kld "$work/2.json") > 0) }" || { echo "2 bits changed noth
 "$KONDENSE" synth "$work/src" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json" --seed 7 >/dev/null
 "$KONDENSE" convert "$work/src" "$work/both" $few --bpw 2.0,3.0 --json "$work/both.json" >"$work/out"
 met "$work/both.json" "$work/out"
+# A dry run of both foretells what the run did: folders, sizes, the memory of both at once.
+"$KONDENSE" convert "$work/src" "$work/none" $few --bpw 2.0,3.0 --dry-run --json "$work/dry.json" >"$work/out"
+grep -q "^$work/none/2$" "$work/out" && grep -q "\"path\": \"$work/none/3\"" "$work/dry.json" || { cat "$work/out" "$work/dry.json"; exit 1; }
+of() { sed -n "s/^ *\"$2\": *\([0-9]*\).*/\1/p" "$1"; }
+test "$(of "$work/dry.json" total_bytes)" = "$(of "$work/both.json" total_bytes)"
+foretold=$(of "$work/dry.json" planned_peak_bytes) planned=$(of "$work/both.json" planned_peak_bytes)
+test $((100 * foretold)) -ge $((99 * planned)) && test $((100 * foretold)) -le $((101 * planned)) ||
+    { echo "$foretold bytes foretold, $planned planned"; exit 1; }
 for k in 2 3; do
     "$KONDENSE" convert "$work/src" "$work/$k" $few --bpw $k.0 >/dev/null
     diff -r -x convert.log "$work/both/$k" "$work/$k"
