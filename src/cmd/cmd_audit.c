@@ -54,7 +54,8 @@ static int audit(const char *model, const char *work, struct kd_err *err)
     struct kd_kern kern;
     struct kd_run run;
     struct kd_audit a;
-    if (kd_cmd_source_opts(&so, err) || kd_cmd_run_open(&run, &kern, o.threads, err))
+    if (kd_cmd_reports_check(o.json, o.html, err) || kd_cmd_source_opts(&so, err) ||
+        kd_cmd_run_open(&run, &kern, o.threads, err))
         return -1;
     struct kd_audit_plan plan = {.model = model,
                                  .source = o.of,
@@ -68,8 +69,7 @@ static int audit(const char *model, const char *work, struct kd_err *err)
     int rc = kd_audit_run(&a, &run, &plan, err);
     kd_cmd_run_close(&run);
     if (!rc) {
-        bool screen = !o.json || strcmp(o.json, "-") != 0;
-        rc = put(screen ? "-" : NULL, &a, kd_audit_text, err) ||
+        rc = put(kd_cmd_screen(o.json, o.html) ? "-" : NULL, &a, kd_audit_text, err) ||
                      put(o.json, &a, kd_audit_json, err) || put(o.html, &a, kd_audit_html, err)
                  ? -1
                  : 0;

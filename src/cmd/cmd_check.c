@@ -260,7 +260,7 @@ static int judge(struct kd_check *c, struct kd_verdict *v, const char *src, cons
     if (o.profile && kd_verdict_profile(v, o.profile, c->bits_experts, err))
         return -1;
     kd_verdict_judge(v, c);
-    const char *screen = o.json && !strcmp(o.json, "-") ? NULL : "-";
+    const char *screen = kd_cmd_screen(o.json, o.html) ? "-" : NULL;
     if (emit(screen, c, v, kd_report_text, err) || emit(o.json, c, v, kd_report_json, err) ||
         emit(o.html, c, v, kd_report_html, err))
         return -1;
@@ -305,7 +305,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_run with;
     struct kd_kern kern;
     memset(&c, 0, sizeof c);
-    if (check_usage(src, dst, err) || (o.require && kd_verdict_parse(&v, o.require, err)) ||
+    if (check_usage(src, dst, err) || kd_cmd_reports_check(o.json, o.html, err) ||
+        (o.require && kd_verdict_parse(&v, o.require, err)) ||
         kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;
     int rc = kd_cmd_encoder_open(&with, o.device, err);

@@ -229,7 +229,7 @@ static int fetch(struct kd_source *s, const char *dst, struct kd_err *err)
         rc = kd_fetch_open(&f, s, files, count, dst, &fo, err);
         if (!rc)
             rc = kd_fetch_run(f, err);
-        if (!rc && (!o.json || strcmp(o.json, "-")))
+        if (!rc && kd_cmd_screen(o.json, NULL))
             summary(s, f, kd_clock_s() - began);
         if (!rc && o.json)
             rc = write_json(s, f, kd_clock_s() - began, err);

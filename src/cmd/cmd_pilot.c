@@ -132,17 +132,12 @@ static void place_rows(struct work *w)
     w->pilot.planned_bytes = plan + (w->job.in_memory ? rows : 0);
 }
 
-static bool on_screen(void)
-{
-    return !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
-}
-
 /* What it will take, before it does. */
 static void say_needs(const struct work *w)
 {
     char memory[32], disk[32], rows[32], device[32], of_it[80];
     struct kd_gpu_encoder_facts f;
-    if (o.quiet || !on_screen())
+    if (o.quiet || !kd_cmd_screen(o.json, o.html))
         return;
     kd_show_bytes(memory, sizeof memory, w->pilot.planned_bytes);
     kd_show_bytes(disk, sizeof disk, kd_trial_disk_bytes(&w->job, o.layer));
@@ -311,7 +306,7 @@ static int put(const char *path, void (*make)(struct kd_buf *, const struct kd_p
 
 static int report(const struct kd_pilot *p, struct kd_err *err)
 {
-    bool screen = on_screen();
+    bool screen = kd_cmd_screen(o.json, o.html);
     char text[256];
     /* The screen first: what was measured is not lost to a file that cannot be written. */
     if ((screen && put("-", kd_pilot_text, p, err)) ||
@@ -325,10 +320,9 @@ static int report(const struct kd_pilot *p, struct kd_err *err)
 
 static int pilot(struct work *w, const char *src, struct kd_err *err)
 {
-    if (o.json && o.html && !strcmp(o.json, o.html))
-        return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s'", o.json);
     kd_progress_quiet(o.quiet);
-    if (take_machines(w, err) || kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
+    if (kd_cmd_reports_check(o.json, o.html, err) || take_machines(w, err) ||
+        kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
         kd_cmd_encoder_open(&w->run, o.device, err) ||
         kd_cmd_encode_class(&w->run, o.class, &w->fast, err) || open_source(w, src, err) ||
         open_job(w, err))

@@ -250,7 +250,7 @@ static int write_out(const char *path, void (*make)(struct kd_buf *, const struc
 static int show(const struct kd_plan *p, struct kd_err *err)
 {
     struct kd_plan_show s = {o.explain, o.figures, o.glossary, o.brief};
-    bool screen = !(o.json && !strcmp(o.json, "-")) && !(o.html && !strcmp(o.html, "-"));
+    bool screen = kd_cmd_screen(o.json, o.html);
     struct kd_buf b;
     int rc = 0;
     if (o.json)
@@ -273,9 +273,7 @@ static int plan(struct plan_run *r, const char *model, struct kd_err *err)
     struct kd_plan *p = &r->plan;
     if (o.disk && !o.here)
         return kd_fail(err, KD_EUSAGE, "--disk goes with --this");
-    if (o.json && o.html && !strcmp(o.json, "-") && !strcmp(o.html, "-"))
-        return kd_fail(err, KD_EUSAGE, "only one of --json and --html can go to standard output");
-    if (open_model(r, model, err))
+    if (kd_cmd_reports_check(o.json, o.html, err) || open_model(r, model, err))
         return -1;
     int64_t longest = r->model.cfg.context;
     if (!o.context)

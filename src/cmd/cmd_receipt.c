@@ -55,7 +55,7 @@ static int print(const struct kd_facts *f, int count, struct kd_err *err)
     struct kd_buf b;
     kd_buf_init(&b, TEXT_MAX);
     int rc = 0;
-    if (!o.json || strcmp(o.json, "-") != 0) {
+    if (kd_cmd_screen(o.json, o.html)) {
         if (count == 1)
             kd_facts_text(&b, f);
         else
@@ -111,7 +111,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_facts *f;
     if (o.declared < 0 || o.declared > 1e18 || o.tok_s < 0 || o.bandwidth < 0)
         return kd_fail(err, KD_EUSAGE, "a number below zero, or over 1e18 parameters");
-    if (kd_mem_zero(&f, argc, sizeof *f, "receipts", err))
+    if (kd_cmd_reports_check(o.json, o.html, err) ||
+        kd_mem_zero(&f, argc, sizeof *f, "receipts", err))
         return -1;
     int rc = receipts(rungs, f, argc, argv, err);
     for (int i = 0; i < argc; i++)

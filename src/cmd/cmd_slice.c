@@ -190,7 +190,7 @@ static int slice(struct kd_source *src, const char *dst, struct kd_pool *pool, s
         .stopped = stopped,
     };
     double began = kd_clock_s();
-    bool text = !o.json || strcmp(o.json, "-") != 0;
+    bool text = kd_cmd_screen(o.json, NULL);
     if (kd_slice_open(&s, src, &so, err))
         return -1;
     if (text)

@@ -132,7 +132,7 @@ static int make(const struct kd_synth *s, const char *dst, struct kd_err *err)
     struct kd_synth_facts f;
     struct kd_kern kern;
     struct kd_run r = {0};
-    bool screen = !o.json || strcmp(o.json, "-") != 0;
+    bool screen = kd_cmd_screen(o.json, NULL);
     if (!o.dry && !dst)
         return kd_fail(err, KD_EUSAGE, "DST is needed: the folder for the model");
     kd_progress_quiet(o.quiet);

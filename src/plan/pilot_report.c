@@ -184,8 +184,8 @@ static void json_row(struct kd_jw *w, const struct kd_pilot_row *r)
         kd_jw_num(w, "trunk_h", r->hours.trunk);
         kd_jw_num(w, "write_h", r->hours.write);
         kd_jw_num(w, "total_h", r->hours.total);
-        kd_jw_bool(w, "past_max_hours", r->late);
     }
+    kd_jw_bool(w, "past_max_hours", r->late);
     kd_jw_close(w, '}');
 }
 

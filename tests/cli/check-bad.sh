@@ -16,6 +16,7 @@ expect() {
     grep -q -- "$text" "$tmp/err" || fail "$*: '$(cat "$tmp/err")' does not say '$text'"
 }
 expect 2 'two models are needed' "$model"
+expect 2 'cannot both go to' "$model" "$model" --text "$text" --json - --html -
 expect 2 'text to check on' "$model" "$model"
 expect 2 'cannot be required' "$model" "$model" --text "$text" --require speed=3
 expect 2 'needs a bound' "$model" "$model" --text "$text" --require kld

@@ -205,6 +205,9 @@ static void reports(void **state)
     if (kd_json_parse(&root, b.data, b.size_bytes, "pilot", &err))
         fail_msg("%s", err.msg);
     assert_int_equal(kd_json_count(kd_json_get(root, "whole_run")), 3);
+    for (size_t i = 0; i < 3; i++) /* a list that cannot encode says so, too */
+        assert_true(kd_json_true(
+            kd_json_get(kd_json_at(kd_json_get(root, "whole_run"), i), "past_max_hours")));
     assert_true(kd_json_true(kd_json_get(root, "past_a_limit")));
     assert_string_equal(kd_json_text(kd_json_get(root, "source"), NULL), "a <b> & c");
     kd_json_free(root);
