@@ -6,7 +6,7 @@ import signal
 import tempfile
 import time
 
-from harness import DATA, Server, case, chat_body, main
+from harness import DATA, Server, case, chat_body, comes, main
 
 s = Server("--queue", "4", "--ctx", "4096")
 CHAT = "/v1/chat/completions"
@@ -291,10 +291,7 @@ def key_file():
         def hangup(said):
             n = len(k.lines)
             k.p.send_signal(signal.SIGHUP)
-            until = time.monotonic() + 10
-            while not any(said in x for x in k.lines[n:]) and time.monotonic() < until:
-                time.sleep(0.02)
-            assert any(said in x for x in k.lines[n:]), k.lines
+            assert comes(lambda: any(said in x for x in k.lines[n:]), 10), k.lines
 
         write("# old\none\ntwo\n")
         k = Server("--api-key-file", str(f))
