@@ -9,9 +9,8 @@
 #include <string.h>
 #include <zlib.h>
 
-/* Four times K3's index as EXL3; also what a gzip bomb is cut at. */
 static const struct kd_jscan_limits limits = {
-    .depth = 8, .string_bytes = 4096, .total_bytes = 512 << 20};
+    .depth = 8, .string_bytes = 4096, .total_bytes = KD_STINDEX_BYTES_MAX};
 
 static int read_total(struct kd_stindex *ix, struct kd_jscan *s, struct kd_err *err)
 {

@@ -6,7 +6,8 @@
 #include "base/jscan.h"
 #include "fmt/names.h"
 
-enum { KD_SHARDS_MAX = 100000 };
+/* Bytes: four times K3's index as EXL3; also what a gzip bomb is cut at. */
+enum { KD_SHARDS_MAX = 100000, KD_STINDEX_BYTES_MAX = 512 << 20 };
 
 struct kd_stindex {
     struct kd_names names;  /* of tensors */

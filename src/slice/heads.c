@@ -3,7 +3,9 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pieces.h"
+#include "base/show.h"
 #include "fmt/gguf_config.h"
+#include "fmt/stindex.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -205,7 +207,33 @@ static int by_place(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-static int open_st(struct kd_heads *h, struct kd_err *err)
+/* The index against the shards that it names, whose tensors are `here`: each in the one and in the
+ * other. */
+static int check_index(const struct kd_heads *h, const struct kd_stindex *ix,
+                       const struct kd_names *here, struct kd_err *err)
+{
+    char shown[256];
+    for (int64_t i = 0; i < h->count; i++) {
+        const char *part = h->parts[h->t[i].part].name;
+        int64_t id = kd_names_find(&ix->names, h->t[i].name);
+        kd_show_text(shown, sizeof shown, h->t[i].name);
+        if (id < 0)
+            return kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is not in the index", part, shown);
+        if (strcmp(ix->shards.at[ix->shard[id]], part) != 0)
+            return kd_fail(err, KD_ECORRUPT,
+                           "%s: tensor '%s' is here, but the index puts it into %s", part, shown,
+                           ix->shards.at[ix->shard[id]]);
+    }
+    for (int64_t id = 0; id < ix->names.count; id++)
+        if (kd_names_find(here, ix->names.at[id]) < 0)
+            return kd_fail(err, KD_ECORRUPT, "%s: tensor '%s' is in the index but not here",
+                           ix->shards.at[ix->shard[id]],
+                           kd_show_text(shown, sizeof shown, ix->names.at[id]));
+    return 0;
+}
+
+/* ix: the index where there is one, else NULL. */
+static int open_st(struct kd_heads *h, const struct kd_stindex *ix, struct kd_err *err)
 {
     struct kd_names seen;
     if (read_st(h, err))
@@ -243,6 +271,8 @@ static int open_st(struct kd_heads *h, struct kd_err *err)
         if (!rc && st->count)
             qsort(first, (size_t)st->count, sizeof *first, by_place);
     }
+    if (!rc && ix)
+        rc = check_index(h, ix, &seen, err);
     kd_names_release(&seen);
     return rc ? -1 : 0;
 }
@@ -279,10 +309,54 @@ static int nothing(const struct kd_heads *h, struct kd_err *err)
                    kd_source_where(h->src));
 }
 
-static int find_shards(struct kd_heads *h, struct kd_err *err)
+/* The index of a folder's shards; *found false: it has none. */
+static int load_index(const struct kd_heads *h, struct kd_stindex *ix, bool *found,
+                      struct kd_err *err)
 {
-    int n = kd_source_count(h->src);
-    if (kd_mem_zero(&h->parts, n, sizeof *h->parts, "parts", err) || gather(h, ".gguf", err))
+    static const char name[] = "model.safetensors.index.json";
+    struct kd_buf text;
+    int f = kd_source_find(h->src, name);
+    if (f < 0) /* gzipped: beside a model that is on this machine */
+        f = kd_source_find(h->src, "model.safetensors.index.json.gz");
+    const char *path = f < 0 ? NULL : kd_source_path(h->src, f);
+    *found = path || kd_source_find(h->src, name) >= 0;
+    if (!*found || path)
+        return path ? kd_stindex_load(ix, path, err) : 0;
+    kd_buf_init(&text, KD_STINDEX_BYTES_MAX);
+    int rc = kd_source_load(h->src, f, KD_STINDEX_BYTES_MAX, &text, err) ||
+             kd_stindex_parse(ix, text.data, text.size_bytes, name, err);
+    kd_buf_release(&text);
+    return rc ? -1 : 0;
+}
+
+static int by_file(const void *a, const void *b)
+{
+    const struct kd_head_part *x = a, *y = b;
+    return (x->file > y->file) - (x->file < y->file); /* files are sorted by name */
+}
+
+/* The shards that the index names, and no other file. */
+static int gather_indexed(struct kd_heads *h, const struct kd_stindex *ix, struct kd_err *err)
+{
+    char shown[256];
+    for (int64_t i = 0; i < ix->shards.count; i++) {
+        int f = kd_source_find(h->src, ix->shards.at[i]);
+        if (f < 0)
+            return kd_fail(err, KD_EIO, "'%s': the shard '%s' that the index names is not there",
+                           kd_source_where(h->src),
+                           kd_show_text(shown, sizeof shown, ix->shards.at[i]));
+        if (add_part(h, f, err))
+            return -1;
+    }
+    if (!h->part_count)
+        return kd_fail(err, KD_ECORRUPT, "'%s': its index names no shard", kd_source_where(h->src));
+    qsort(h->parts, (size_t)h->part_count, sizeof *h->parts, by_file);
+    return 0;
+}
+
+static int gather_named(struct kd_heads *h, struct kd_err *err)
+{
+    if (gather(h, ".gguf", err))
         return -1;
     h->gguf = h->part_count > 0;
     if (!h->gguf && gather(h, ".safetensors", err))
@@ -297,10 +371,23 @@ static int find_shards(struct kd_heads *h, struct kd_err *err)
     return 0;
 }
 
+static int open_files(struct kd_heads *h, struct kd_err *err)
+{
+    struct kd_stindex ix = {0};
+    bool indexed;
+    if (kd_mem_zero(&h->parts, kd_source_count(h->src), sizeof *h->parts, "parts", err) ||
+        load_index(h, &ix, &indexed, err))
+        return -1;
+    int rc = indexed ? gather_indexed(h, &ix, err) : gather_named(h, err);
+    if (!rc)
+        rc = h->gguf ? open_gguf(h, err) : open_st(h, indexed ? &ix : NULL, err);
+    kd_stindex_release(&ix);
+    return rc ? -1 : 0;
+}
+
 static int open_all(struct kd_heads *h, struct kd_err *err)
 {
-    if (find_shards(h, err) || (h->gguf ? open_gguf(h, err) : open_st(h, err)) ||
-        (!h->gguf && read_config(h, err)))
+    if (open_files(h, err) || (!h->gguf && read_config(h, err)))
         return -1;
     for (int64_t i = 0; i < h->count; i++)
         h->data_bytes += h->t[i].bytes;

@@ -1,6 +1,7 @@
 /* The heads of a model, wherever its files are: tensors by name, place and shape, and its config.
  * Only heads are read: of a GGUF set the first bytes of each part, of safetensors each shard's
- * header and config.json.
+ * header and config.json. Where there is a shard index it says which files are the shards; else
+ * their names and numbers do.
  *
  *     struct kd_heads *h;
  *     if (kd_heads_open(&h, source, err)) ...

@@ -45,6 +45,43 @@ grep -q 'relative squared error 2\..*e-05' "$tmp/out" || fail "$(cat "$tmp/out")
 slice "$tmp/c.gguf" "$tmp/head.gguf" --requant Q1_0 --keep-head
 [ "$(stat -c %s "$tmp/head.gguf")" -gt $(($(stat -c %s "$tmp/Q1_0.gguf") + 1900000)) ] || fail "--keep-head"
 
+# The index says which files are the shards, plain or gzipped, whatever they are called and whatever lies beside them.
+index=model.safetensors.index.json
+mkdir "$tmp/odd"
+cp "$nano"/* "$tmp/odd"
+mv "$tmp/odd/model-00001-of-000002.safetensors" "$tmp/odd/trunk.safetensors"
+mv "$tmp/odd/model-00002-of-000002.safetensors" "$tmp/odd/experts.safetensors"
+sed -i 's/model-00001-of-000002/trunk/; s/model-00002-of-000002/experts/' "$tmp/odd/$index"
+cp "$nano/model-00002-of-000002.safetensors" "$tmp/odd/model-00003-of-000004.safetensors"
+slice "$tmp/odd" "$tmp/all2"
+for f in trunk.safetensors experts.safetensors $index; do cmp "$tmp/odd/$f" "$tmp/all2/$f" || fail "$f"; done
+[ ! -e "$tmp/all2/golden.safetensors" ] || fail "a file that the index does not name was taken along"
+cp "$tmp/odd/$index" "$tmp/index"
+gzip "$tmp/odd/$index"
+slice "$tmp/odd" "$tmp/d" --layers 4 --experts 8-23
+[ "$(says "$tmp/d")" = "$(says "$tmp/c")" ] || fail "shards of other names"
+rm "$tmp/odd/$index.gz"
+refuses() {
+    rc=0
+    "$KONDENSE" slice "$tmp/odd" "$tmp/none" -q >"$tmp/out" 2>&1 || rc=$?
+    [ $rc = 1 ] && grep -qF -- "$2" "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ] || fail "$1: rc $rc, $(cat "$tmp/out")"
+}
+name=language_model.model.layers.0.self_attn.A_log
+while IFS='|' read -r edit says; do
+    sed "$edit" "$tmp/index" >"$tmp/odd/$index"
+    refuses "$edit" "$says"
+done <<END
+s/trunk/gone/|the shard 'gone.safetensors' that the index names is not there
+s/trunk.safe/..\/odd\/trunk.safe/|its shard: file name with a path separator
+s/trunk.safetensors/../|its shard: file name
+s/"[^"]*A_log"/"a"/|tensor 'a' twice
+s/"$name"/"a"/|tensor '$name' is not in the index
+s/"$name": "trunk/"$name": "experts/|tensor '$name' is here, but the index puts it into
+s/"weight_map": {/&"a": "trunk.safetensors",/|trunk.safetensors: tensor 'a' is in the index but not here
+s/"weight_map": {/"weight_map": {}, "x": {/|its index names no shard
+s/}/]/|index.json
+END
+
 # A dry run writes nothing; a finished one leaves nothing beside.
 slice "$nano" "$tmp/dry" --layers 4 --dry-run
 grep -q 'never requested' "$tmp/out" || fail "$(cat "$tmp/out")"
