@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/opt.h"
+#include "base/rand.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +117,38 @@ double kd_bench_ghz(void)
         best = ghz > best ? ghz : best;
     }
     return best;
+}
+
+int kd_bench_lanes(const struct kd_bench *b, int *lanes, struct kd_err *err)
+{
+    enum { R = 16, K = 256, T = 16, CALLS = 4, BURSTS = 2000 };
+    float *x; /* R and T rows of inputs, then the products */
+    double best = 0;
+    if (kd_mem_new(&x, (R + T) * K + R * T, sizeof *x, "products", err))
+        return -1;
+    for (int64_t i = 0; i < (R + T) * K; i++)
+        x[i] = (float)(kd_rand_unit(13, (uint64_t)i) * 2 - 1);
+    /* In bursts so short that some are not interrupted. */
+    for (int i = 0; i < BURSTS; i++) {
+        double start = kd_clock_s();
+        for (int j = 0; j < CALLS; j++)
+            b->run->kern->mm_f32(x, K, R, K, x + R * K, K, T, x + (R + T) * K, R);
+        double rate = (double)CALLS * R * K * T / (kd_clock_s() - start) * 1e-9;
+        best = rate > best ? rate : best;
+    }
+    kd_mem_free(x);
+    *lanes = 1;
+    while (*lanes * b->ghz < best * 0.95)
+        *lanes *= 2;
+    kd_jw_open(b->w, NULL, '{');
+    kd_jw_str(b->w, "type", "float32 products in cache");
+    kd_jw_num(b->w, "gproducts_s_core", best);
+    kd_jw_int(b->w, "lanes_a_cycle", *lanes);
+    kd_jw_close(b->w, '}');
+    if (b->screen)
+        printf("products in cache: %.1f G/s a core, so %d lanes a cycle at %.2f GHz\n", best,
+               *lanes, b->ghz);
+    return 0;
 }
 
 void kd_bench_cpu_name(char *out, size_t size)

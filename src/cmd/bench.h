@@ -30,10 +30,12 @@ struct kd_bench {
     const char *ledger; /* farm: PostgreSQL's address; NULL: SQLite in a temporary folder */
     const char *units;  /* farm: the coordinator and each worker, for the simulation; or NULL */
     int64_t layers;     /* farm: 0: K3's; forward with a shape: the first so many, 0: all */
-    const char *device; /* encode, decode, quantize, forward: where that runs, or NULL */
+    const char *device; /* encode, decode, quantize, calib, forward: where that runs, or NULL */
     int64_t blocks;     /* encode, decode on a device: at most so many at once; 0: as fit */
     int lanes;          /* quantize: tensors under way at once; 0: as in a conversion */
     const char *shape;  /* forward: "k3" or a config, in place of a model; or NULL */
+    const char *calib_class;         /* calib: "fast", or NULL */
+    int64_t rows;                    /* calib: tokens; 0: as it likes */
     double bpw, trunk_bpw, head_bpw; /* of the shape's weights */
     bool account;                    /* forward on a device: where the time goes */
     bool exact;                      /* forward: not fast (struct kd_k3_open) */
@@ -51,6 +53,10 @@ int kd_bench_rates(const struct kd_bench *b, const unsigned *standard,
                    unsigned out[KD_BENCH_RATES + 1], struct kd_err *err) KD_MUST;
 /* Clock of the core this runs on now, from a chain of dependent single-cycle operations. */
 double kd_bench_ghz(void);
+/* Lanes of one core's multipliers, from products of floats that stay in the nearest cache: ports
+ * are as wide as powers of two, and this product reaches over half of what they give. A result of
+ * its own. */
+int kd_bench_lanes(const struct kd_bench *b, int *lanes, struct kd_err *err) KD_MUST;
 void kd_bench_machine(struct kd_jw *w, const struct kd_bench *b);
 void kd_bench_cpu_name(char *out, size_t size);
 
@@ -60,6 +66,7 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 int kd_bench_encode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
 int kd_bench_decode_on(const struct kd_bench *b, int index, struct kd_err *err) KD_MUST;
 int kd_bench_quantize(const struct kd_bench *b, struct kd_err *err) KD_MUST; /* on b->device */
+int kd_bench_calib(const struct kd_bench *b, struct kd_err *err) KD_MUST;
 /* The number of b->device; -1: the CPU. */
 int kd_bench_device(const struct kd_bench *b, int *index, struct kd_err *err) KD_MUST;
 /* GB/s of copying in a device's memory, reads and writes together: the best of ten. */

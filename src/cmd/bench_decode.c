@@ -174,35 +174,6 @@ static int exl3(struct decode *d, unsigned sixteenths, struct kd_err *err)
     return rc;
 }
 
-/* Lanes of multipliers, from products of floats that stay in the nearest cache: ports are as wide
- * as powers of two, and this product reaches over half of what they give. In bursts so short that
- * some are not interrupted. */
-static void multipliers(struct decode *d)
-{
-    enum { R = 16, K = 256, T = 16, CALLS = 4, BURSTS = 2000 };
-    const struct kd_bench *b = d->b;
-    double best = 0;
-
-    for (int i = 0; i < BURSTS; i++) {
-        double start = kd_clock_s();
-        for (int j = 0; j < CALLS; j++)
-            b->run->kern->mm_f32(d->x, K, R, K, d->x + R * K, K, T, d->y, R);
-        double rate = (double)CALLS * R * K * T / (kd_clock_s() - start) * 1e-9;
-        best = rate > best ? rate : best;
-    }
-    d->lanes = 1;
-    while (d->lanes * b->ghz < best * 0.95)
-        d->lanes *= 2;
-    kd_jw_open(b->w, NULL, '{');
-    kd_jw_str(b->w, "type", "float32 products in cache");
-    kd_jw_num(b->w, "gproducts_s_core", best);
-    kd_jw_int(b->w, "lanes_a_cycle", d->lanes);
-    kd_jw_close(b->w, '}');
-    if (b->screen)
-        printf("products in cache: %.1f G/s a core, so %d lanes a cycle at %.2f GHz\n", best,
-               d->lanes, b->ghz);
-}
-
 struct reader {
     const uint8_t *data;
     struct kd_pool *pool;
@@ -260,8 +231,7 @@ int kd_bench_decode(const struct kd_bench *b, struct kd_err *err)
              kd_mem_new(&d.y, (int64_t)ROWS * T_MAX, sizeof *d.y, "outputs", err);
     if (!rc) {
         fill(&d);
-        rc = memory(&d, err);
-        multipliers(&d);
+        rc = memory(&d, err) || kd_bench_lanes(b, &d.lanes, err);
     }
     for (int i = 0; !rc && rates[i]; i++)
         rc = exl3(&d, rates[i], err);

@@ -1,5 +1,6 @@
 #include "cmd/bench.h"
 #include "cmd/cmd.h"
+#include "cmd/encode_begin.h"
 #include "cmd/model_device.h"
 #include "farm/farm.h"
 
@@ -7,9 +8,9 @@
 #include <string.h>
 
 static struct {
-    const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape;
+    const char *model, *rate, *require, *texts, *ledger, *units, *device, *shape, *calib_class;
     double seconds, bpw, trunk_bpw, head_bpw;
-    int64_t threads, tiles, prompt, passages, layers, blocks, lanes;
+    int64_t threads, tiles, prompt, passages, layers, blocks, lanes, rows;
     bool json, account, exact;
 } o = {.seconds = 1, .bpw = 2.3125, .trunk_bpw = 4, .head_bpw = 6, .prompt = 4000, .passages = 8};
 
@@ -106,7 +107,15 @@ static const struct kd_opt opts[] = {
      .out = &o.shape,
      .arg = "k3|FILE",
      .help = "forward: no model but random weights in the shape of K3 or a config.json, made on "
-             "the device; quantize: whose experts, default k3"},
+             "the device; quantize, calib: whose matrices, default k3"},
+    KD_OPT_ROW_CALIB_CLASS(&o.calib_class),
+    {.name = "rows",
+     .type = KD_OPT_INT,
+     .out = &o.rows,
+     .arg = "N",
+     .help = "calib: tokens of each figure; default 16384 on a device, 256 on the CPU",
+     .min = 1,
+     .max = 1 << 24},
     {.name = "bpw",
      .type = KD_OPT_NUM,
      .out = &o.bpw,
@@ -148,7 +157,7 @@ static int check_options(const char *what, const char *model, struct kd_err *err
     bool farm = !strcmp(what, "farm"), serve = !strcmp(what, "serve"),
          forward = !strcmp(what, "forward"),
          codec = !strcmp(what, "encode") || !strcmp(what, "decode"),
-         quantize = !strcmp(what, "quantize");
+         quantize = !strcmp(what, "quantize"), calib = !strcmp(what, "calib");
     const struct {
         const char *name;
         bool given, fits;
@@ -159,13 +168,15 @@ static int check_options(const char *what, const char *model, struct kd_err *err
                 {"--ledger", o.ledger, farm},
                 {"--layers", o.layers > 0, farm || (forward && o.shape)},
                 {"--units", o.units, farm},
-                {"--device", o.device, forward || codec || quantize},
+                {"--device", o.device, forward || codec || quantize || calib},
                 {"--blocks", o.blocks > 0, codec && o.device},
                 {"--lanes", o.lanes > 0, quantize},
-                {"--shape", o.shape, forward || quantize},
+                {"--shape", o.shape, forward || quantize || calib},
+                {"--calib-class", o.calib_class, calib},
+                {"--rows", o.rows > 0, calib},
                 {"--account", o.account, forward && o.device},
                 {"--exact", o.exact, forward && !o.shape},
-                {"MODEL", model, !farm && !codec && !quantize}};
+                {"MODEL", model, !farm && !codec && !quantize && !calib}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].given && !used[i].fits)
             return kd_fail(err, KD_EUSAGE, "bench %s has no use for %s (see kondense bench -h)",
@@ -179,8 +190,9 @@ static int run(int argc, const char **argv, struct kd_err *err)
         const char *name;
         int (*run)(const struct kd_bench *b, struct kd_err *err);
     } what[] = {{"encode", kd_bench_encode},     {"decode", kd_bench_decode},
-                {"quantize", kd_bench_quantize}, {"forward", kd_bench_forward},
-                {"serve", kd_bench_serve},       {"farm", kd_bench_farm}};
+                {"quantize", kd_bench_quantize}, {"calib", kd_bench_calib},
+                {"forward", kd_bench_forward},   {"serve", kd_bench_serve},
+                {"farm", kd_bench_farm}};
     struct kd_buf out;
     struct kd_jw w = {.out = &out};
     struct kd_kern kern;
@@ -190,7 +202,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
         at++;
     if (at == sizeof what / sizeof *what)
         return kd_fail(err, KD_EUSAGE,
-                       "'%s' is not a benchmark (encode, decode, quantize, forward, serve, farm)",
+                       "'%s' is not a benchmark (encode, decode, quantize, calib, forward, serve, "
+                       "farm)",
                        argv[0]);
     if (argc > 1 && o.model)
         return kd_fail(err, KD_EUSAGE, "two models: '%s' and --model %s", argv[1], o.model);
@@ -213,6 +226,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
                          .blocks = o.blocks,
                          .lanes = (int)o.lanes,
                          .shape = o.shape,
+                         .calib_class = o.calib_class,
+                         .rows = o.rows,
                          .bpw = o.bpw,
                          .trunk_bpw = o.trunk_bpw,
                          .head_bpw = o.head_bpw,
@@ -250,11 +265,14 @@ static int run(int argc, const char **argv, struct kd_err *err)
 
 const struct kd_cmd kd_cmd_bench = {
     .name = "bench",
-    .summary = "measure encoding, decoding, the forward pass, the server and the farm's ledger",
-    .args = "encode|decode|quantize|forward|serve|farm [MODEL]",
+    .summary =
+        "measure encoding, calibration, decoding, the forward pass, the server and the farm's "
+        "ledger",
+    .args = "encode|decode|quantize|calib|forward|serve|farm [MODEL]",
     .example = "kondense bench encode --rate 2 --json\n"
                "kondense bench encode --device cuda --rate 2 --blocks 48\n"
                "kondense bench quantize --device cuda --rate 2\n"
+               "kondense bench calib --device cuda --calib-class fast --rows 131072\n"
                "kondense bench forward --model k3-nano\n"
                "kondense bench forward --device cuda --shape k3 --layers 12\n"
                "kondense bench serve model --require toks=15,ttft=2",
@@ -281,6 +299,17 @@ const struct kd_cmd kd_cmd_bench = {
         "those "
         "for the scales too, the share of the bare search that was measured just before; once more "
         "without the start and the end of the run, when lanes are empty.\n\n"
+        "calib takes --rows tokens through what a conversion does before it quantizes, at K3's "
+        "shapes: the Hessian of an expert's inner rows (two products with 2 bits, then x^T x), "
+        "that "
+        "of the inputs of a layer's trunk, from here and in class fast from the device's memory "
+        "too, and the trunk's widest BF16 product; tokens a second, and the share of what the "
+        "multipliers give (in class fast the matrix units, where their rate is known: compute "
+        "capability 9.0). Times are of whole calls, copies of rows and sums among them; the "
+        "latents "
+        "of a layer lie on the device, as in a conversion. An expert's figure is of one expert at "
+        "a "
+        "time.\n\n"
         "forward on a device also tells what a step of decoding has to move through its memory, "
         "what "
         "that takes at the rate of copying, measured first, and how much more the step took; per "

@@ -208,21 +208,43 @@ static int sums_there(const struct kd_run *run, const struct kd_layer_inputs *in
     return 0;
 }
 
+/* Both sums on one of the run's devices (*there), where the inner rows count as part of them, or
+ * here. */
+static int inner_sums(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
+                      const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                      struct kd_hess *routed, struct kd_expert_out *out, double *weight,
+                      bool *there, struct kd_err *err)
+{
+    int was = kd_part_enter(KD_PART_HESSIAN), rc = 0;
+    *there = false;
+    if (run->encoder)
+        rc = sums_there(run, in, expert, w1, w3, all, routed, out, weight, there, err);
+    kd_part_leave(was);
+    return rc || *there ? rc : sums_here(run, in, expert, w1, w3, all, routed, weight, err);
+}
+
+int kd_expert_inner_sums(const struct kd_run *run, const struct kd_layer_inputs *in,
+                         const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                         bool *there, struct kd_err *err)
+{
+    struct kd_layer_inputs plain = *in;
+    struct kd_hess none = {0};
+    struct kd_expert_out out = {0};
+    double weight = 0.0;
+    plain.weight_routed = false;
+    return inner_sums(run, &plain, 0, w1, w3, all, &none, &out, &weight, there, err);
+}
+
 static int down_hessian(const struct kd_run *run, const struct kd_layer_inputs *in, int64_t expert,
                         const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
                         struct kd_expert_out *out, struct kd_err *err)
 {
     struct kd_hess routed = {0};
     double weight = 0.0;
-    bool done = false;
+    bool there;
     int rc = kd_hess_open(all, w1->rows, err) ||
-             (in->weight_routed && kd_hess_open(&routed, w1->rows, err));
-    int was = kd_part_enter(KD_PART_HESSIAN); /* on a device the inner rows are part of it */
-    if (!rc && run->encoder)
-        rc = sums_there(run, in, expert, w1, w3, all, &routed, out, &weight, &done, err);
-    kd_part_leave(was);
-    if (!rc && !done)
-        rc = sums_here(run, in, expert, w1, w3, all, &routed, &weight, err);
+             (in->weight_routed && kd_hess_open(&routed, w1->rows, err)) ||
+             inner_sums(run, in, expert, w1, w3, all, &routed, out, &weight, &there, err);
     if (!rc)
         kd_hess_close(all);
     out->all_token_hessian =

@@ -38,6 +38,13 @@ int kd_expert_quantize(const struct kd_run *run, int64_t expert, const struct kd
                        struct kd_expert_out *out, struct kd_err *err) KD_MUST;
 void kd_expert_release(struct kd_expert_out *o);
 
+/* The part of it that grows with the tokens: x^T x over the inner rows of all of them, w1 and w3
+ * EXL3, added to `all`, which is open. *there: a device of the run did it, and `all` has these sums
+ * alone; false: the run has none, or none with room. */
+int kd_expert_inner_sums(const struct kd_run *run, const struct kd_layer_inputs *in,
+                         const struct kd_mat *w1, const struct kd_mat *w3, struct kd_hess *all,
+                         bool *there, struct kd_err *err) KD_MUST;
+
 /* Memory of each of the run's devices (it has some) while experts of a layer are encoded. `in`: T,
  * latent and weight_routed are read; the spec with the most bits counts. */
 struct kd_expert_room {

@@ -13,8 +13,9 @@ positive() { # FILE KEY: its value is over zero
 }
 "$KONDENSE" bench encode --rate 2,2.3125 --tiles 16 --seconds 0.01 --json >"$tmp/encode" || fail "encode"
 "$KONDENSE" bench decode --rate 2 --seconds 0.01 --json >"$tmp/decode" || fail "decode"
+"$KONDENSE" bench calib --shape "$model" --rows 40 --seconds 0.01 --json >"$tmp/calib" || fail "calib"
 "$KONDENSE" bench forward --model "$model" --seconds 0.01 --json >"$tmp/forward" || fail "forward"
-for f in encode decode forward; do
+for f in encode decode calib forward; do
     has "$tmp/$f" "\"bench\": \"$f\""
     has "$tmp/$f" '"cpu": "'
     has "$tmp/$f" '"isa": "'
@@ -36,6 +37,13 @@ has "$tmp/decode" '"activations": "int8"'
 for key in lanes_a_cycle cycles_16_weights bound_cycles_16_weights bound_share; do
     positive "$tmp/decode" $key
 done
+for key in ms tflop_s share peak_tflop_s lanes_a_cycle; do
+    positive "$tmp/calib" $key
+done
+# Of K3-nano: 128 latents and inner values, 256 inputs and 4 heads of 64.
+[ "$(awk '$1 == "\"flop_token\":" { printf "%d ", $2 }' "$tmp/calib")" = "81920 65536 131072 " ] ||
+    fail "operations of calib: $(cat "$tmp/calib")"
+has "$tmp/calib" '"class": "exact"'
 positive "$tmp/forward" peak_memory_bytes
 "$KONDENSE" bench encode --rate 2 --tiles 4 --seconds 0.001 | grep -q 'tiles/s a core' || fail "no screen"
 bad() { local rc=0; "$KONDENSE" bench "$@" >/dev/null 2>&1 || rc=$?; [ $rc = 2 ] || fail "bench $*: exit $rc"; }
@@ -46,6 +54,10 @@ bad encode --rate 2.01
 bad forward
 bad decode --ledger x # options of another benchmark, and a list that is wrong before anything is measured
 bad encode "$model"
+bad calib --calib-class fast # the CPU has one class
+bad calib --rate 2
+bad encode --calib-class exact
+bad encode --rows 3
 bad forward --model "$model" --account
 bad forward --model "$model" --account --device cpu
 bad farm --rate 2

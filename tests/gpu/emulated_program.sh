@@ -148,6 +148,22 @@ code=0
 KD_FAKE_FAIL_AT=100 "$KONDENSE" bench quantize --device cuda --shape "$work/tiny.json" --rate 2 --tiles 64 >/dev/null 2>"$work/err" || code=$?
 test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 || fail "bench quantize on a device that fails: $code $(cat "$work/err")"
 
+# bench calib: every figure in either class, of rows that end in the middle of a block; how fast is no matter here.
+for class in exact fast; do
+    "$KONDENSE" bench calib --device cuda --shape "$work/tiny.json" --rows 70 --calib-class $class --seconds 0.001 --json \
+        >"$work/bench" || fail "bench calib $class"
+    figures=3
+    test $class = exact || figures=4 # rows on the device, too
+    grep -q "\"class\": \"$class\"" "$work/bench" && test "$(grep -c '"rows": 70,' "$work/bench")" -eq $figures ||
+        fail "bench calib: $(cat "$work/bench")"
+    awk -v n=$figures '$1 == "\"ms\":" { ms = $2 / 1e3 } $1 == "\"flop_token\":" { flop = $2 * 70 }
+        $1 == "\"tflop_s\":" { d = flop / ms / 1e12 / $2; if (!(d > 0.999 && d < 1.001)) bad = 1; seen++ }
+        END { exit !(seen == n && !bad) }' "$work/bench" || fail "bench calib: $(cat "$work/bench")"
+done
+code=0
+KD_FAKE_FAIL_AT=100 "$KONDENSE" bench calib --device cuda --shape "$work/tiny.json" --rows 70 >/dev/null 2>"$work/err" || code=$?
+test $code -eq 1 && test "$(wc -l <"$work/err")" -eq 1 || fail "bench calib on a device that fails: $code $(cat "$work/err")"
+
 # A worker has as many experts at once as its device has room for.
 url=https://127.0.0.1:$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$KONDENSE" farm init "$work/farm" --farm "$url" --listen 127.0.0.1 --tokens 1 --ledger "" --share "" >/dev/null
