@@ -158,12 +158,34 @@ int64_t kd_file_size(const char *path, struct kd_err *err)
     return st.st_size;
 }
 
+int kd_dir_could(const char *path, struct kd_err *err)
+{
+    char part[4096];
+    struct stat st;
+    size_t n = strlen(path);
+    if (n >= sizeof part)
+        return kd_fail(err, KD_EINVAL, "path of %zu bytes is too long", n);
+    memcpy(part, path, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (part[i] != '/' && part[i] != 0)
+            continue;
+        char keep = part[i];
+        part[i] = 0;
+        if (stat(part, &st))
+            return errno == ENOENT ? 0 : kd_fail_sys(err, "cannot make the folder '%s'", path);
+        if (!S_ISDIR(st.st_mode))
+            return kd_fail(err, KD_EIO, "'%s' is there and is not a folder", part);
+        part[i] = keep;
+    }
+    return 0;
+}
+
 int kd_dir_make(const char *path, struct kd_err *err)
 {
     char part[4096];
     size_t n = strlen(path);
-    if (n >= sizeof part)
-        return kd_fail(err, KD_EINVAL, "path of %zu bytes is too long", n);
+    if (kd_dir_could(path, err))
+        return -1;
     memcpy(part, path, n + 1);
     for (size_t i = 1; i <= n; i++) {
         if (part[i] != '/' && part[i] != 0)
@@ -316,16 +338,32 @@ static int sync_parent(const char *path, struct kd_err *err)
     return bad ? -1 : 0;
 }
 
+/* A rename over a device, a pipe or a folder of that name would put a file in its place. */
+static int check_place(const char *path, struct kd_err *err)
+{
+    struct stat st;
+    if (strlen(path) >= sizeof((struct kd_outfile *)0)->path)
+        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", path);
+    if (!stat(path, &st) && !S_ISREG(st.st_mode))
+        return kd_fail(err, KD_EIO, "cannot write '%s': it is there and is not a plain file", path);
+    return 0;
+}
+
+int kd_out_could(const char *path, struct kd_err *err)
+{
+    char dir[4096];
+    if (check_place(path, err))
+        return -1;
+    parent_of(dir, path);
+    return access(dir, W_OK | X_OK) ? kd_fail_sys(err, "cannot write '%s'", path) : 0;
+}
+
 int kd_out_open(struct kd_outfile *f, const char *path, struct kd_err *err)
 {
     memset(f, 0, sizeof *f);
     f->fd = -1;
-    if (strlen(path) >= sizeof f->path)
-        return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", path);
-    /* A rename over a device, a pipe or a folder of that name would put a file in its place. */
-    struct stat st;
-    if (!stat(path, &st) && !S_ISREG(st.st_mode))
-        return kd_fail(err, KD_EIO, "cannot write '%s': it is there and is not a plain file", path);
+    if (check_place(path, err))
+        return -1;
     snprintf(f->path, sizeof f->path, "%s", path);
     snprintf(f->tmp, sizeof f->tmp, "%s.tmpXXXXXX", path);
     f->fd = mkostemp(f->tmp, O_CLOEXEC);
@@ -508,6 +546,23 @@ void kd_rw_close(struct kd_rwmap *m)
     memset(m, 0, sizeof *m);
 }
 
+static int in_use(const char *dir, struct kd_err *err)
+{
+    return kd_fail(err, KD_EINVAL, "'%s' is in use by another kondense process", dir);
+}
+
+int kd_dir_unused(const char *dir, struct kd_err *err)
+{
+    char path[4096];
+    if (kd_path_join(path, sizeof path, dir, ".lock", err))
+        return -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool held = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd >= 0)
+        close(fd);
+    return held ? in_use(dir, err) : 0;
+}
+
 int kd_dir_lock(const char *dir, int *fd, struct kd_err *err)
 {
     char path[4096];
@@ -523,7 +578,7 @@ int kd_dir_lock(const char *dir, int *fd, struct kd_err *err)
             kd_fail_sys(err, "cannot lock '%s'", path);
         close(lock);
         if (held)
-            return kd_fail(err, KD_EINVAL, "'%s' is in use by another kondense process", dir);
+            return in_use(dir, err);
         return -1;
     }
     *fd = lock;

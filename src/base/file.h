@@ -38,6 +38,8 @@ bool kd_path_same(const char *a, const char *b);
 int64_t kd_file_size(const char *path, struct kd_err *err);
 /* Makes a folder and its parents; fine if it is there. */
 int kd_dir_make(const char *path, struct kd_err *err) KD_MUST;
+/* What kd_dir_make would say of what is there already; makes nothing. */
+int kd_dir_could(const char *path, struct kd_err *err) KD_MUST;
 /* Removes a folder and all in it; fine if it is not there. Never follows a symbolic link. */
 int kd_dir_remove(const char *path, struct kd_err *err) KD_MUST;
 /* Removes what a killed kd_out_open left in a folder (NAME.tmpXXXXXX); nobody else writes there. */
@@ -62,6 +64,8 @@ struct kd_outfile {
 /* What is there under that name must be a plain file. */
 int kd_out_open(struct kd_outfile *f, const char *path, struct kd_err *err) KD_MUST;
 int kd_out_write(struct kd_outfile *f, const void *data, int64_t bytes, struct kd_err *err) KD_MUST;
+/* What kd_out_open would say, told before long work; makes nothing. */
+int kd_out_could(const char *path, struct kd_err *err) KD_MUST;
 /* Syncs and renames to the final name. After a failure the temporary file is gone. */
 int kd_out_commit(struct kd_outfile *f, struct kd_err *err) KD_MUST;
 /* Drops the temporary file; does nothing after commit or on a zeroed struct. */
@@ -89,6 +93,8 @@ void kd_rw_close(struct kd_rwmap *m);
 /* An advisory lock on a folder (file ".lock" in it), held until the returned descriptor is closed.
  * -1 with the reason if another process holds it. */
 int kd_dir_lock(const char *dir, int *fd, struct kd_err *err) KD_MUST;
+/* -1 with the same reason if another process holds it now; takes nothing. */
+int kd_dir_unused(const char *dir, struct kd_err *err) KD_MUST;
 
 /* Whether a name ends with `tail` and has something before it. */
 bool kd_name_ends(const char *name, const char *tail);

@@ -209,7 +209,7 @@ static enum kd_recipe_name recipe_name(void)
 /* What is wrong whatever the source holds: told before a device is opened. */
 static int check_usage(struct work *w, const char *src, struct kd_err *err)
 {
-    if (wishes(w->wish, &w->wishes, err))
+    if (wishes(w->wish, &w->wishes, err) || kd_convert_farm_check(&o.farm, w->wishes, err))
         return -1;
     if (!strcmp(o.class, "fast") && o.farm.url)
         return kd_fail(err, KD_EUSAGE,
@@ -325,31 +325,56 @@ static int model_path(const struct work *w, int i, const char *dst, char *out, s
     return n < (int)size ? 0 : kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
 }
 
-static int open_jobs(struct work *w, const char *dst, struct kd_err *err)
+static struct kd_convert_settings settings_of(const struct work *w, int i)
 {
-    struct kd_convert_settings set = {.recipe = recipe_name(),
-                                      .weight_routed = !strcmp(o.weight, "routed"),
-                                      .seed = (uint64_t)o.seed,
-                                      .eps_latent = w->cfg.eps_latent,
-                                      .damping = (float)o.damping,
-                                      .stream_bf16 = w->cfg.hidden >= 1024,
-                                      .calib_fast = w->fast};
+    return (struct kd_convert_settings){.wish = w->wish[i],
+                                        .recipe = recipe_name(),
+                                        .weight_routed = !strcmp(o.weight, "routed"),
+                                        .seed = (uint64_t)o.seed,
+                                        .eps_latent = w->cfg.eps_latent,
+                                        .damping = (float)o.damping,
+                                        .stream_bf16 = w->cfg.hidden >= 1024,
+                                        .calib_fast = w->fast};
+}
+
+/* Opens the jobs, or looks at what they would be and would find without writing. */
+static int open_jobs(struct work *w, const char *dst, bool look, struct kd_err *err)
+{
     char path[4096];
-    int count = w->wishes, finished = 0;
-    for (int i = 0; i < count; i++) {
-        set.wish = w->wish[i];
+    int finished = 0;
+    for (int i = 0; i < w->wishes; i++) {
+        struct kd_convert_settings set = settings_of(w, i);
+        struct kd_job *j = &w->job[i];
         if (model_path(w, i, dst, path, sizeof path, err) ||
-            kd_job_open(&w->job[i], &w->run, w->ck, &w->cfg, &w->text, &set, w->source.data, path,
-                        o.resume, err))
+            (look ? kd_job_foresee : kd_job_open)(j, &w->run, w->ck, &w->cfg, &w->text, &set,
+                                                  w->source.data, path, o.resume, err))
             return -1;
-        w->job[i].stopped = stopped;
-        w->job[i].lanes = kd_job_lanes(&w->job[i], o.lanes);
+        j->stopped = stopped;
+        j->lanes = kd_job_lanes(j, o.lanes);
         w->jobs++;
-        finished += w->job[i].finished && !w->job[i].swept;
+        finished += j->finished && !j->swept;
     }
-    if (finished == count && !w->discard.left)
+    if (finished == w->wishes && !w->discard.left)
         return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
                        dst);
+    return 0;
+}
+
+static void close_jobs(struct work *w)
+{
+    for (int i = 0; i < w->jobs; i++)
+        kd_job_close(&w->job[i]);
+    w->jobs = 0;
+}
+
+/* What is refused for what stands there, before the source is read for its hash. */
+static int look_first(struct work *w, const char *dst, struct kd_err *err)
+{
+    if (kd_job_source_known(&w->source, w->ck, &w->text, err) || open_jobs(w, dst, true, err))
+        return -1;
+    kd_buf_clear(&w->source);
+    if (!o.dry)
+        close_jobs(w);
     return 0;
 }
 
@@ -457,22 +482,6 @@ static int summary(const struct work *w, double seconds, struct kd_err *err)
     return rc;
 }
 
-/* A job as far as it is known without its folder. */
-static int foresee_job(struct work *w, int i, const char *dst, struct kd_err *err)
-{
-    struct kd_job *j = &w->job[i];
-    *j = (struct kd_job){.ck = w->ck, .cfg = w->cfg, .text = &w->text, .run = &w->run, .lock = -1};
-    j->T = w->text.rows * w->text.cols;
-    j->block_T = kd_job_block_tokens(&w->text);
-    j->recipe = kd_recipe_of(recipe_name());
-    j->set.stream_bf16 = w->cfg.hidden >= 1024;
-    if (model_path(w, i, dst, j->dst, sizeof j->dst, err) ||
-        kd_rates_plan(&j->rates, w->ck, &w->cfg, &w->wish[i], err) || kd_job_find_trunk(j, err))
-        return -1;
-    j->lanes = kd_job_lanes(j, o.lanes);
-    return 0;
-}
-
 static int put_foreseen(const struct work *w, struct kd_err *err)
 {
     struct kd_buf b;
@@ -482,7 +491,7 @@ static int put_foreseen(const struct work *w, struct kd_err *err)
     kd_jw_bool(&j, "dry_run", true);
     kd_jw_int(&j, "planned_peak_bytes", w->planned);
     kd_jw_open(&j, "models", '[');
-    for (int i = 0; i < w->wishes; i++) {
+    for (int i = 0; i < w->jobs; i++) {
         kd_jw_open(&j, NULL, '{');
         model_json(&j, w->job[i].dst, &w->job[i].rates);
         kd_jw_close(&j, '}');
@@ -495,23 +504,26 @@ static int put_foreseen(const struct work *w, struct kd_err *err)
     return rc;
 }
 
-/* What a run would make, take and say; nothing is written but the report. */
-static int dry_run(struct work *w, const char *dst, struct kd_err *err)
+static void print_plans(const struct work *w)
 {
-    int rc = 0;
-    for (int i = 0; !rc && i < w->wishes; i++)
-        rc = foresee_job(w, i, dst, err);
-    if (!rc) {
-        w->planned = kd_job_peak_bytes(w->job, w->wishes);
-        for (int i = 0; i < w->wishes; i++)
+    for (int i = 0; i < w->jobs; i++)
+        if (w->job[i].finished)
+            printf("%s\n  finished before\n", w->job[i].dst);
+        else
             print_plan(&w->job[i], w->planned);
-        print_device(&w->run, w->job, w->wishes, w->fast);
-        rc =
-            kd_cmd_encode_fits(&w->run, w->job, w->wishes, err) || (o.json && put_foreseen(w, err));
-    }
-    for (int i = 0; i < w->wishes; i++)
-        kd_rates_release(&w->job[i].rates);
-    return rc ? -1 : 0;
+    print_device(&w->run, w->job, w->jobs, w->fast);
+    fflush(stdout);
+}
+
+/* What a run would make, take and say; nothing is written but the report. A disk that is too small
+ * is not refused: the run may be meant for another. */
+static int dry_run(struct work *w, struct kd_err *err)
+{
+    w->planned = kd_job_peak_bytes(w->job, w->jobs);
+    print_plans(w);
+    return kd_cmd_encode_fits(&w->run, w->job, w->jobs, err) || (o.json && put_foreseen(w, err))
+               ? -1
+               : 0;
 }
 
 static int convert(struct work *w, int argc, const char **argv, struct kd_err *err)
@@ -523,29 +535,25 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
         kd_cmd_encode_class(&w->run, o.class, &w->fast, err) ||
         open_source(w, argv[0], argv[1], err))
         return -1;
+    if (look_first(w, argv[1], err))
+        return -1;
     if (o.dry)
-        return dry_run(w, argv[1], err);
+        return dry_run(w, err);
     kd_progress_quiet(o.quiet);
     if (kd_job_source_json(&w->source, w->ck, &w->text,
                            o.discard ? kd_window_digests(w->discard.win, false) : NULL, stopped,
                            err) ||
-        open_jobs(w, argv[1], err) || check_disk(w, err))
+        open_jobs(w, argv[1], false, err) || check_disk(w, err))
         return -1;
     if (kd_cmd_encode_fits(&w->run, w->job, w->jobs, err))
         return -1;
     if (w->job[0].lanes > 1)
         kd_mem_keep_little();
     w->planned = kd_job_peak_bytes(w->job, w->jobs);
-    for (int i = 0; i < w->jobs; i++)
-        if (w->job[i].finished)
-            printf("%s\n  finished before\n", w->job[i].dst);
-        else
-            print_plan(&w->job[i], w->planned);
-    print_device(&w->run, w->job, w->jobs, w->fast);
-    fflush(stdout);
+    print_plans(w);
     char log[4200];
     snprintf(log, sizeof log, "%s/convert.log", w->job[0].dst);
-    if (kd_log_file(log, err) || kd_convert_farm_open(&o.farm, w->job, w->jobs, &w->home, err) ||
+    if (kd_log_file(log, err) || kd_convert_farm_open(&o.farm, w->job, &w->home, err) ||
         run_jobs(w, err) ||
         (o.discard && kd_discard_figures(&w->discard, &w->run, w->job, w->jobs, err)))
         return -1;
@@ -591,14 +599,13 @@ static int run(int argc, const char **argv, struct kd_err *err)
         return -1;
     kd_buf_init(&w->source, 1 << 26);
     int rc = convert(w, argc, argv, err);
-    if (rc && err->code == KD_EIO && w->jobs)
+    if (rc && err->code == KD_EIO && w->jobs && !o.dry)
         offer_resume(err);
     if (rc && err->code == KD_EGPU)
         kd_cmd_offer_cpu(err, w->fast ? "what is finished stays: go on with --resume"
                                       : "what is finished stays: go on with --resume, with "
                                         "--device cpu if need be");
-    for (int i = 0; i < w->jobs; i++)
-        kd_job_close(&w->job[i]);
+    close_jobs(w);
     kd_home_release(&w->home);
     if (kd_log_file(NULL, NULL))
         rc = -1;

@@ -15,16 +15,39 @@ static int same_address(const char *given, const struct kd_home *home, struct kd
                    home->url);
 }
 
-int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, int count,
-                         struct kd_home *home, struct kd_err *err)
+static int open_home(const struct kd_convert_farm *o, struct kd_home *home, struct kd_err *err)
+{
+    if (kd_home_open(home, o->dir, err))
+        return -1;
+    if (!same_address(o->url, home, err))
+        return 0;
+    kd_home_release(home);
+    return -1;
+}
+
+int kd_convert_farm_check(const struct kd_convert_farm *o, int count, struct kd_err *err)
+{
+    struct kd_home home;
+    if (!o->url)
+        return o->only_workers || o->report
+                   ? kd_fail(err, KD_EUSAGE, "--%s needs a farm (--farm URL)",
+                             o->report ? "farm-report" : "only-workers")
+                   : 0;
+    if (count != 1)
+        return kd_fail(err, KD_EUSAGE, "a farm makes one model at a time: give one --bpw");
+    if (open_home(o, &home, err))
+        return -1;
+    kd_home_release(&home);
+    return 0;
+}
+
+int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, struct kd_home *home,
+                         struct kd_err *err)
 {
     memset(home, 0, sizeof *home);
     if (!o->url)
-        return o->only_workers ? kd_fail(err, KD_EUSAGE, "--only-workers needs a farm (--farm URL)")
-                               : 0;
-    if (count != 1)
-        return kd_fail(err, KD_EUSAGE, "a farm makes one model at a time: give one --bpw");
-    if (kd_home_open(home, o->dir, err) || same_address(o->url, home, err))
+        return 0;
+    if (open_home(o, home, err))
         return -1;
     if (jobs[0].finished)
         return 0;

@@ -10,8 +10,11 @@ struct kd_convert_farm {
     int64_t sample;
     bool only_workers;
 };
+/* What is wrong with these options, or with the farm's folder, before any work: for models of
+ * `count` rates. */
+int kd_convert_farm_check(const struct kd_convert_farm *o, int count, struct kd_err *err) KD_MUST;
 /* Opens the farm of the only job. `home` lives as long as the job. */
-int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, int count,
-                         struct kd_home *home, struct kd_err *err) KD_MUST;
+int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, struct kd_home *home,
+                         struct kd_err *err) KD_MUST;
 
 #endif

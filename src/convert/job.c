@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "convert/settings.h"
 #include "kern/finite.h"
 
 #include <stdarg.h>
@@ -205,6 +206,29 @@ int kd_job_finite(const struct kd_job *j, const char *what, const float *x, int6
                    what);
 }
 
+/* The source's JSON after its shards. */
+static int source_rest(struct kd_buf *out, struct kd_jw *w, const struct kd_ckpt *ck,
+                       const struct kd_corpus *text, struct kd_err *err)
+{
+    char path[4096], hex[65];
+    kd_jw_close(w, ']');
+    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
+        kd_sha256_file(path, hex, err))
+        return -1;
+    kd_jw_str(w, "config_sha256", hex);
+    if (text->ids) {
+        kd_jw_open(w, "calibration", '{');
+        kd_jw_str(w, "sha256", text->sha256);
+        kd_jw_int(w, "rows", text->rows);
+        kd_jw_int(w, "cols", text->cols);
+        kd_jw_close(w, '}');
+    } else {
+        kd_jw_null(w, "calibration"); /* a dry run's */
+    }
+    kd_jw_close(w, '}');
+    return kd_buf_ok(out, "source list", err);
+}
+
 int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
                        const char (*digests)[65], bool (*stopped)(void), struct kd_err *err)
 {
@@ -246,153 +270,29 @@ int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struc
     }
     if (!digests)
         kd_progress_end();
-    kd_jw_close(&w, ']');
-    if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), "config.json", err) ||
-        kd_sha256_file(path, hex, err))
-        return -1;
-    kd_jw_str(&w, "config_sha256", hex);
-    kd_jw_open(&w, "calibration", '{');
-    kd_jw_str(&w, "sha256", text->sha256);
-    kd_jw_int(&w, "rows", text->rows);
-    kd_jw_int(&w, "cols", text->cols);
-    kd_jw_close(&w, '}');
-    kd_jw_close(&w, '}');
-    return kd_buf_ok(out, "source list", err);
+    return source_rest(out, &w, ck, text, err);
 }
 
-/* What decides the output's bytes, and nothing else: no path, host, thread count or time. */
-static int settings_json(struct kd_buf *out, const struct kd_job *j, const char *source_json,
-                         struct kd_err *err)
+int kd_job_source_known(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
+                        struct kd_err *err)
 {
-    const struct kd_convert_settings *s = &j->set;
-    static const char *const cb[] = {"3inst", "mcg", "mul1"};
     struct kd_jw w = {.out = out};
+    char path[4096];
     kd_jw_open(&w, NULL, '{');
-    kd_jw_int(&w, "format", 1);
-    kd_jw_int(&w, "layers", j->cfg.layers);
-    kd_jw_str(&w, "version", KD_VERSION);
-    kd_jw_open(&w, "rates", '{');
-    if (s->wish.size_bytes)
-        kd_jw_int(&w, "size_bytes", s->wish.size_bytes);
-    else
-        kd_jw_num(&w, "experts_bpw", s->wish.experts_bpw);
-    kd_jw_num(&w, "trunk_bpw", s->wish.trunk_bpw);
-    kd_jw_num(&w, "head_bpw", s->wish.head_bpw);
-    kd_jw_bool(&w, "uniform_k", s->wish.uniform_k);
-    kd_jw_str(&w, "codebook", cb[s->wish.cb]);
-    kd_jw_close(&w, '}');
-    kd_jw_open(&w, "recipe", '{');
-    kd_jw_str(&w, "name", kd_recipe_text(s->recipe));
-    kd_jw_bool(&w, "feedback", j->recipe.feedback);
-    kd_jw_bool(&w, "matched", j->recipe.matched);
-    kd_jw_num(&w, "row_power", (double)j->recipe.row_power);
-    kd_jw_bool(&w, "refit", j->recipe.refit);
-    kd_jw_num(&w, "damping", (double)j->recipe.damping);
-    kd_jw_bool(&w, "full_scale_search", j->recipe.full_scale_search);
-    kd_jw_int(&w, "seam", j->recipe.seam);
-    kd_jw_str(&w, "calib_weight", s->weight_routed ? "routed" : "all");
-    kd_jw_int(&w, "hessian_tokens", j->T_hess);
-    kd_jw_str(&w, "stream", s->stream_bf16 ? "bf16" : "f32");
-    kd_jw_int(&w, "block_tokens", j->block_T);
-    kd_jw_num(&w, "eps_latent", (double)j->cfg.eps_latent);
-    kd_jw_int(&w, "seed", (int64_t)s->seed);
-    kd_jw_str(&w, "class", s->calib_fast ? "fast" : "exact");
-    kd_jw_close(&w, '}');
-    kd_buf_str(out, ",\n  \"source\": ");
-    kd_buf_str(out, source_json);
-    kd_jw_close(&w, '}');
-    kd_buf_char(out, '\n');
-    return kd_buf_ok(out, "settings", err);
-}
-
-/* Digests that the settings do not know yet (null) and a receipt does are no difference. */
-static int forget_digests(struct kd_json *have, const struct kd_json *want, struct kd_err *err)
-{
-    const struct kd_json *a = kd_json_get(kd_json_get(have, "source"), "shards");
-    const struct kd_json *b = kd_json_get(kd_json_get(want, "source"), "shards");
-    for (size_t i = 0; i < kd_json_count(b); i++) {
-        struct kd_json *shard = kd_json_at(a, i);
-        const struct kd_json *digest = kd_json_get(kd_json_at(b, i), "sha256");
-        if (shard && digest && kd_json_kind(digest) == KD_JSON_NULL &&
-            kd_json_set_copy(shard, "sha256", digest))
-            return kd_fail(err, KD_ENOMEM, "settings");
+    kd_jw_open(&w, "shards", '[');
+    for (int s = 0; s < kd_ckpt_shard_count(ck); s++) {
+        if (kd_path_join(path, sizeof path, kd_ckpt_dir(ck), kd_ckpt_shard_name(ck, s), err))
+            return -1;
+        kd_jw_open(&w, NULL, '{');
+        kd_jw_str(&w, "name", kd_ckpt_shard_name(ck, s));
+        if (kd_file_exists(path))
+            kd_jw_int(&w, "bytes", kd_file_size(path, NULL));
+        else
+            kd_jw_null(&w, "bytes");
+        kd_jw_null(&w, "sha256");
+        kd_jw_close(&w, '}');
     }
-    return 0;
-}
-
-/* Whether dst's receipt was made with the very settings of this job. */
-static int same_settings(const struct kd_job *j, const char *source_json, bool *same,
-                         struct kd_err *err)
-{
-    char path[4096];
-    struct kd_buf now, a, b;
-    struct kd_json *want = NULL, *receipt = NULL;
-    kd_buf_init(&now, 1 << 26);
-    kd_buf_init(&a, 1 << 26);
-    kd_buf_init(&b, 1 << 26);
-    int rc = kd_path_join(path, sizeof path, j->dst, "kondense.json", err) ||
-             settings_json(&now, j, source_json, err) ||
-             kd_json_parse(&want, now.data, now.size_bytes, "settings", err) ||
-             kd_json_load(&receipt, path, 1 << 30, err);
-    struct kd_json *have = rc ? NULL : kd_json_get(receipt, "settings");
-    if (have)
-        rc = forget_digests(have, want, err);
-    *same = have && !kd_json_dump(&a, want, NULL) && !kd_json_dump(&b, have, NULL) &&
-            a.size_bytes == b.size_bytes && !memcmp(a.data, b.data, a.size_bytes);
-    kd_json_free(want);
-    kd_json_free(receipt);
-    kd_buf_release(&now);
-    kd_buf_release(&a);
-    kd_buf_release(&b);
-    return rc ? -1 : 0;
-}
-
-/* A model is there. A run killed after its last file leaves the work folder, and one of several
- * rates may be finished before the others: a resume with the same settings then has nothing left to
- * do. */
-static int take_finished(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
-{
-    struct kd_err ignored;
-    bool same = false;
-    if (!resume || same_settings(j, source_json, &same, &ignored) || !same)
-        return kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder",
-                       j->dst);
-    j->finished = true;
-    return 0;
-}
-
-static int take_settings(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
-{
-    char path[4096];
-    struct kd_buf now, old;
-    kd_buf_init(&now, 1 << 26);
-    kd_buf_init(&old, 1 << 26);
-    int rc = settings_json(&now, j, source_json, err);
-    if (!rc)
-        rc = kd_job_path(j, path, sizeof path, err, "settings.json");
-    if (!rc && kd_file_exists(path)) {
-        rc = kd_file_read(&old, path, 1 << 26, err);
-        if (!rc && !resume)
-            rc = kd_fail(
-                err, KD_EUSAGE,
-                "'%s' holds an unfinished conversion: add --resume to go on with it, or remove "
-                "the folder",
-                j->dst);
-        else if (!rc &&
-                 (old.size_bytes != now.size_bytes || memcmp(old.data, now.data, now.size_bytes)))
-            rc = kd_fail(
-                err, KD_EUSAGE,
-                "'%s' was begun with other settings or another source (compare %s): use the "
-                "same ones, or remove the folder",
-                j->dst, path);
-    } else if (!rc) {
-        rc = kd_file_write(path, now.data, now.size_bytes, err);
-    }
-    if (!rc)
-        j->digest = kd_xxh64(now.data, now.size_bytes, 1);
-    kd_buf_release(&now);
-    kd_buf_release(&old);
-    return rc;
+    return source_rest(out, &w, ck, text, err);
 }
 
 static int take_window(struct kd_job *j, struct kd_err *err)
@@ -418,12 +318,11 @@ static void count_tiles(struct kd_job *j)
     }
 }
 
-int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
-                const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
-                const struct kd_convert_settings *set, const char *source_json, const char *dst,
-                bool resume, struct kd_err *err)
+/* What a job is before anything is looked at. */
+static int begin(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                 const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                 const struct kd_convert_settings *set, const char *dst, struct kd_err *err)
 {
-    char path[4096];
     memset(j, 0, sizeof *j);
     j->lock = -1;
     j->run = run;
@@ -446,12 +345,53 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
-    if (kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) || kd_job_find_trunk(j, err))
+    return 0;
+}
+
+/* What kd_job_open would find under the destination. */
+static int look(struct kd_job *j, const char *source_json, bool resume, struct kd_err *err)
+{
+    char path[4096];
+    if (kd_path_join(path, sizeof path, j->dst, "config.json", err))
+        return -1;
+    bool work_left = kd_dir_exists(j->work);
+    bool refused = kd_file_exists(path) && kd_settings_finished(j, source_json, resume, err);
+    if (refused && !work_left)
+        return -1;
+    j->swept = j->finished && work_left;
+    if (kd_dir_could(j->work, err) || (work_left && kd_dir_unused(j->work, err)))
+        return -1;
+    if (refused) /* again: the sentence */
+        return kd_settings_finished(j, source_json, resume, err);
+    return j->finished ? 0 : kd_settings_look(j, source_json, resume, err);
+}
+
+int kd_job_foresee(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                   const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                   const struct kd_convert_settings *set, const char *source_json, const char *dst,
+                   bool resume, struct kd_err *err)
+{
+    if (!begin(j, run, ck, cfg, text, set, dst, err) &&
+        !kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) && !kd_job_find_trunk(j, err) &&
+        !look(j, source_json, resume, err))
+        return 0;
+    kd_job_close(j);
+    return -1;
+}
+
+int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                const struct kd_convert_settings *set, const char *source_json, const char *dst,
+                bool resume, struct kd_err *err)
+{
+    char path[4096];
+    if (begin(j, run, ck, cfg, text, set, dst, err) ||
+        kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) || kd_job_find_trunk(j, err))
         goto fail;
     if (kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;
     bool work_left = kd_dir_exists(j->work);
-    if (kd_file_exists(path) && (take_finished(j, source_json, resume, err) || !work_left)) {
+    if (kd_file_exists(path) && (kd_settings_finished(j, source_json, resume, err) || !work_left)) {
         if (!j->finished)
             goto fail;
         return 0;
@@ -468,7 +408,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
         kd_fail(err, KD_EUSAGE, "'%s' already holds a finished model; choose another folder", dst);
         goto fail;
     }
-    if (take_settings(j, source_json, resume, err) || kd_dir_sweep(j->dst, err) ||
+    if (kd_settings_take(j, source_json, resume, err) || kd_dir_sweep(j->dst, err) ||
         take_window(j, err) || kd_k3_store_open(&j->source, &j->cfg, ck, NULL, err))
         goto fail;
     count_tiles(j);

@@ -82,6 +82,13 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
                 const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
                 const struct kd_convert_settings *set, const char *source_json, const char *dst,
                 bool resume, struct kd_err *err) KD_MUST;
+/* The same as far as it is known before anything is written: what would be refused is refused,
+ * rates are planned, job.finished and .swept are told. source_json: kd_job_source_known. No layer
+ * can be made of it; kd_job_close ends it. */
+int kd_job_foresee(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
+                   const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
+                   const struct kd_convert_settings *set, const char *source_json, const char *dst,
+                   bool resume, struct kd_err *err) KD_MUST;
 void kd_job_close(struct kd_job *j);
 /* Who encodes the experts. A job that this is not called for is a farm of one. `with`: what the
  * caller wishes of it (home, rules, only_workers, sample_every); ledger, run and digest are the
@@ -114,6 +121,9 @@ int64_t kd_job_disk_bytes(const struct kd_job *j);
 int kd_job_source_json(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
                        const char (*digests)[65], bool (*stopped)(void),
                        struct kd_err *err) KD_MUST;
+/* The same without reading a shard: null for what is not known, for kd_job_foresee. */
+int kd_job_source_known(struct kd_buf *out, const struct kd_ckpt *ck, const struct kd_corpus *text,
+                        struct kd_err *err) KD_MUST;
 
 /* Used among this folder's files. */
 /* The most that a layer's rows take beside the streams (layer_work.h: y, then z, ids, wts and u).

@@ -242,7 +242,7 @@ static int set_names(struct work *w, const char *src, const char *dst, struct kd
     } else {
         kd_to_gguf_name(name, sizeof name, src);
         snprintf(file, sizeof file, "%s-%s", name, kd_gguf_type_info(w->set->trunk_type)->name);
-        if ((!w->set->dry && kd_dir_make(dst, err)) ||
+        if ((w->set->dry ? kd_dir_could : kd_dir_make)(dst, err) ||
             kd_path_join(w->prefix, sizeof w->prefix, dst, file, err))
             return -1;
     }
@@ -495,39 +495,63 @@ static int sweep(const struct work *w, struct kd_err *err)
     return rc;
 }
 
-/* The state file says which source and settings the parts that are there belong to. */
-static int begin(struct work *w, struct kd_err *err)
+/* Whether the state file at hand is this run's; a dry run does not know the source's fingerprint,
+ * which stands first in it. */
+static bool same_state(const struct work *w, const struct kd_buf *old, const struct kd_buf *now)
+{
+    size_t skip = 0;
+    while (w->set->dry && skip < old->size_bytes && old->data[skip] != ' ')
+        skip++;
+    size_t from = w->set->dry ? strcspn(now->data, " ") : 0;
+    return old->size_bytes - skip == now->size_bytes - from &&
+           !memcmp(old->data + skip, now->data + from, now->size_bytes - from);
+}
+
+/* Without a state file nobody knows what the parts that are there were made of. */
+static int check_parts(const struct work *w, struct kd_err *err)
 {
     char part[4096];
-    struct kd_buf b, old;
-    kd_buf_init(&b, 4096);
-    kd_buf_init(&old, 4096);
-    kd_buf_printf(&b, "%s %s %lld %lld\n", w->id, kd_gguf_type_info(w->set->trunk_type)->name,
-                  (long long)w->set->split_bytes, (long long)w->parts);
-    int rc = 0;
-    if (kd_file_exists(w->state)) {
-        rc = kd_file_read(&old, w->state, 4095, err);
-        bool same =
-            !rc && old.size_bytes == b.size_bytes && !memcmp(old.data, b.data, b.size_bytes);
-        if (!rc && !w->set->resume)
-            rc = kd_fail(err, KD_EUSAGE, "'%s' is unfinished; add --resume", w->prefix);
-        else if (!rc && !same)
-            rc = kd_fail(err, KD_EUSAGE,
-                         "'%s' was begun from another source or with other settings; remove it",
-                         w->prefix);
-    } else {
-        /* Without a state file nobody knows what the parts that are there were made of. */
-        for (int64_t i = 0; !rc && i < w->parts; i++) {
-            rc = part_path(w, i, part, sizeof part, err);
-            if (!rc && kd_file_exists(part))
-                rc = kd_fail(err, KD_EUSAGE, "'%s' is there already; choose another name", part);
-        }
-        if (!rc)
-            rc = kd_file_write(w->state, b.data, b.size_bytes, err);
+    for (int64_t i = 0; i < w->parts; i++) {
+        if (part_path(w, i, part, sizeof part, err))
+            return -1;
+        if (kd_file_exists(part))
+            return kd_fail(err, KD_EUSAGE, "'%s' is there already; choose another name", part);
+        if (kd_out_could(part, err))
+            return -1;
     }
+    return 0;
+}
+
+/* The state file says which source and settings the parts that are there belong to. */
+static int check_state(struct work *w, struct kd_buf *now, struct kd_err *err)
+{
+    struct kd_buf old;
+    kd_buf_printf(now, "%s %s %lld %lld\n", w->id, kd_gguf_type_info(w->set->trunk_type)->name,
+                  (long long)w->set->split_bytes, (long long)w->parts);
+    if (!kd_file_exists(w->state))
+        return check_parts(w, err);
+    kd_buf_init(&old, 4096);
+    int rc = kd_file_read(&old, w->state, 4095, err);
+    if (!rc && !w->set->resume)
+        rc = kd_fail(err, KD_EUSAGE, "'%s' is unfinished; add --resume", w->prefix);
+    else if (!rc && !same_state(w, &old, now))
+        rc = kd_fail(err, KD_EUSAGE,
+                     "'%s' was begun from another source or with other settings; remove it",
+                     w->prefix);
     kd_buf_release(&old);
+    return rc;
+}
+
+/* Refuses what is there and is not this run's; of a run that is not dry, writes its state. */
+static int begin(struct work *w, struct kd_err *err)
+{
+    struct kd_buf b;
+    kd_buf_init(&b, 4096);
+    int rc = check_state(w, &b, err);
+    if (!rc && !w->set->dry && !kd_file_exists(w->state))
+        rc = kd_file_write(w->state, b.data, b.size_bytes, err);
     kd_buf_release(&b);
-    return !rc && w->set->resume ? sweep(w, err) : rc;
+    return !rc && w->set->resume && !w->set->dry ? sweep(w, err) : rc;
 }
 
 static int check_disk(const struct work *w, struct kd_err *err)
@@ -606,8 +630,8 @@ int kd_to_gguf(const struct kd_ckpt *ck, const struct kd_k3_cfg *cfg, const char
         sum_up(w, done);
         rc = part_path(w, 0, done->path, sizeof done->path, err);
     }
-    if (!rc && !set->dry)
-        rc = write_all(w, err);
+    if (!rc)
+        rc = set->dry ? begin(w, err) : write_all(w, err);
     for (int64_t i = 0; w->plans && i < w->parts; i++)
         kd_gguf_plan_release(&w->plans[i]);
     kd_mem_free(w->plans);

@@ -27,10 +27,47 @@ refuses 2 "--json takes a file" convert "$model" "$work/dst" --dry-run --json -
 refuses 1 "cannot open" convert "$work/none" "$work/dst" --calib "$calib"
 refuses 1 "cannot open" convert "$model" "$work/dst" --calib "$work/none.txt"
 printf 'short' >"$work/short.txt"
-refuses 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32
-cp "$work/err" "$work/run"
-refuses 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32 --dry-run
-cmp "$work/run" "$work/err" || { echo "a dry run says something else"; exit 1; }
+# A dry run refuses what the run does at its beginning, in the same words.
+alike() { # CODE PATTERN args...
+    refuses "$@"
+    cp "$work/err" "$work/run"
+    refuses "$@" --dry-run
+    cmp "$work/run" "$work/err" || { echo "a dry run says something else"; exit 1; }
+}
+alike 1 "short.txt" convert "$model" "$work/dst" --calib "$work/short.txt" --rows 2 --cols 32
+settings="--calib $calib --rows 2 --cols 32"
+# shellcheck disable=SC2086
+alike_exl3() { alike "$1" "$2" convert "$model" "$3" $settings "${@:4}"; }
+mkdir -p "$work/done" "$work/begun/.work" "$work/two/2" "$work/farm"
+echo '{}' | tee "$work/done/config.json" "$work/begun/.work/settings.json" "$work/two/2/config.json" >/dev/null
+alike_exl3 2 "already holds a finished model" "$work/done"
+alike_exl3 2 "already holds a finished model" "$work/done" --resume
+alike_exl3 2 "2' already holds a finished model" "$work/two" --bpw 3,2
+alike_exl3 2 "unfinished conversion: add --resume" "$work/begun"
+alike_exl3 2 "begun with other settings" "$work/begun" --resume
+(
+    exec 9>"$work/begun/.work/.lock"
+    flock 9
+    alike_exl3 1 "in use by another kondense" "$work/begun" --resume 9>&-
+)
+alike_exl3 1 "is there and is not a folder" "$work/done/config.json"
+alike_exl3 1 "is there and is not a folder" "$work/done/config.json/x"
+alike_exl3 1 "/dev/null' is there and is not a folder" /dev/null
+alike_exl3 2 "has no name" ""
+alike 2 "two calibration rows" convert "$model" "$work/dst" --calib "$calib" --rows 1 --cols 32 --recipe auto
+alike_exl3 2 "only-workers needs a farm" "$work/dst" --only-workers
+alike_exl3 2 "farm-report needs a farm" "$work/dst" --farm-report "$work/r.html"
+alike_exl3 2 "is no farm" "$work/dst" --farm https://localhost:1 --farm-dir "$work/farm"
+alike_exl3 2 "one --bpw" "$work/dst" --farm https://localhost:1 --bpw 2,3
+test ! -e "$work/dst" || { echo "left $work/dst"; exit 1; }
+mkdir "$work/folder.gguf"
+touch "$work/there.gguf" "$work/half.gguf.unfinished"
+alike 2 "is there already" convert "$model" "$work/there.gguf" --to gguf
+alike 2 "add --resume" convert "$model" "$work/half.gguf" --to gguf
+alike 2 "with other settings" convert "$model" "$work/half.gguf" --to gguf --resume
+alike 1 "not a plain file" convert "$model" "$work/folder.gguf" --to gguf
+alike 1 "no/dst.gguf': No such file" convert "$model" "$work/no/dst.gguf" --to gguf
+alike 1 "is not a folder" convert "$model" "$work/there.gguf/x" --to gguf
 
 # A model that is EXL3 already has nothing to encode: it would be copied under the name of another rate.
 "$KONDENSE" synth "$work/exl3" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json" --format exl3 >/dev/null
