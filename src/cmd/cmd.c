@@ -75,6 +75,24 @@ int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err)
                : kd_fail_sys(err, "cannot write to standard output");
 }
 
+int kd_cmd_put_could(const char *path, const char *made, struct kd_err *err)
+{
+    struct stat st;
+    if (!path || !strcmp(path, "-"))
+        return 0;
+    if (!stat(path, &st)) {
+        if (S_ISDIR(st.st_mode))
+            return kd_fail(err, KD_EIO, "cannot write '%s': it is a folder", path);
+        return S_ISREG(st.st_mode) ? kd_out_could(path, err) : 0;
+    }
+    size_t n = made ? strlen(made) : 0;
+    while (n > 1 && made[n - 1] == '/')
+        n--;
+    if (n && !strncmp(path, made, n) && path[n] == '/')
+        return kd_dir_could(made, err);
+    return kd_out_could(path, err);
+}
+
 bool kd_cmd_screen(const char *json, const char *html)
 {
     return !(json && !strcmp(json, "-")) && !(html && !strcmp(html, "-"));
@@ -85,7 +103,7 @@ int kd_cmd_reports_check(const char *json, const char *html, struct kd_err *err)
     if (json && html && !strcmp(json, html))
         return kd_fail(err, KD_EUSAGE, "--json and --html cannot both go to '%s', only one of them",
                        json);
-    return 0;
+    return kd_cmd_put_could(json, NULL, err) || kd_cmd_put_could(html, NULL, err) ? -1 : 0;
 }
 
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads, struct kd_err *err)

@@ -28,7 +28,10 @@ int kd_cmd_put(const struct kd_buf *b, const char *path, struct kd_err *err) KD_
 /* Of reports whose files may be NULL: whether the text for people goes to standard output, which it
  * does not where a report does ("-"). */
 bool kd_cmd_screen(const char *json, const char *html);
-/* Two reports in one file would be neither. */
+/* Whether kd_cmd_put could write there, told before long work; path NULL or "-" always can. `made`:
+ * a folder that the command makes first, or NULL. */
+int kd_cmd_put_could(const char *path, const char *made, struct kd_err *err) KD_MUST;
+/* Two reports in one file would be neither, and one that cannot be written is told at once. */
 int kd_cmd_reports_check(const char *json, const char *html, struct kd_err *err) KD_MUST;
 /* What every command that computes needs: the kernel table and a pool (threads 0: all CPUs). */
 int kd_cmd_run_open(struct kd_run *run, struct kd_kern *kern, int64_t threads,

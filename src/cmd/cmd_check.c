@@ -306,6 +306,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_kern kern;
     memset(&c, 0, sizeof c);
     if (check_usage(src, dst, err) || kd_cmd_reports_check(o.json, o.html, err) ||
+        (o.save_ref && kd_out_could(o.save_ref, err)) ||
         (o.require && kd_verdict_parse(&v, o.require, err)) ||
         kd_cmd_run_open(&with, &kern, o.threads, err))
         return -1;

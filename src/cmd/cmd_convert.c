@@ -207,9 +207,9 @@ static enum kd_recipe_name recipe_name(void)
 }
 
 /* What is wrong whatever the source holds: told before a device is opened. */
-static int check_usage(struct work *w, const char *src, struct kd_err *err)
+static int check_usage(struct work *w, const char *src, const char *dst, struct kd_err *err)
 {
-    if (wishes(w->wish, &w->wishes, err) || kd_convert_farm_check(&o.farm, w->wishes, err))
+    if (wishes(w->wish, &w->wishes, err))
         return -1;
     if (!strcmp(o.class, "fast") && o.farm.url)
         return kd_fail(err, KD_EUSAGE,
@@ -224,6 +224,8 @@ static int check_usage(struct work *w, const char *src, struct kd_err *err)
                        "check` does it");
     if (o.check.save_ref && !o.check.text)
         return kd_fail(err, KD_EUSAGE, "--save-ref needs --check-text");
+    if (kd_cmd_put_could(o.json, dst, err) || kd_cmd_put_could(o.check.save_ref, dst, err))
+        return -1;
     if (!o.discard && kd_source_is_remote(src))
         return kd_fail(err, KD_EUSAGE,
                        "SRC is not on this machine: add --discard-source, or fetch "
@@ -236,7 +238,7 @@ static int check_usage(struct work *w, const char *src, struct kd_err *err)
         return kd_fail(err, KD_EUSAGE,
                        "a dry run wants the config and the index here: kondense "
                        "fetch SRC DIR --exclude '*.safetensors'");
-    return 0;
+    return kd_convert_farm_check(&o.farm, w->wishes, err);
 }
 
 /* The checkpoint: the user's own folder, or a remote one of which a few shards are here at a time.
@@ -530,7 +532,8 @@ static int convert(struct work *w, int argc, const char **argv, struct kd_err *e
 {
     double began = kd_clock_s();
     (void)argc;
-    if (check_usage(w, argv[0], err) || kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
+    if (check_usage(w, argv[0], argv[1], err) ||
+        kd_cmd_run_open(&w->run, &w->kern, o.threads, err) ||
         kd_cmd_encoder_open(&w->run, o.device, err) ||
         kd_cmd_encode_class(&w->run, o.class, &w->fast, err) ||
         open_source(w, argv[0], argv[1], err))

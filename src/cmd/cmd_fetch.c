@@ -245,7 +245,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_source *s;
     (void)argc;
     kd_progress_quiet(o.quiet);
-    if (kd_cmd_source_opts(&so, err))
+    if (kd_dir_could(argv[1], err) || kd_cmd_put_could(o.json, argv[1], err) ||
+        kd_cmd_source_opts(&so, err))
         return -1;
     so.get.budget_s = (double)o.retry_s;
     so.get.stall_s = (double)o.stall_s;

@@ -267,6 +267,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     (void)argc;
     if (!o.prompt == !o.ids)
         return kd_fail(err, KD_EUSAGE, "give either -p TEXT or --ids 1,2,3");
+    if (o.trace && kd_out_could(o.trace, err))
+        return -1;
     kd_buf_init(&j.text, 1 << 28);
     kd_buf_init(&j.routed, 1u << 31);
     int rc = kd_cmd_run_open(&j.run, &j.kern, o.threads, err);

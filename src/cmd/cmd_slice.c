@@ -193,6 +193,10 @@ static int slice(struct kd_source *src, const char *dst, struct kd_pool *pool, s
     bool text = kd_cmd_screen(o.json, NULL);
     if (kd_slice_open(&s, src, &so, err))
         return -1;
+    if (kd_slice_could(s, dst, err)) {
+        kd_slice_close(s);
+        return -1;
+    }
     if (text)
         print_plan(s, src, dst);
     int rc = o.dry ? 0 : kd_slice_run(s, dst, err);
@@ -213,7 +217,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     kd_progress_quiet(o.quiet);
     if (o.keep_head && !o.requant)
         return kd_fail(err, KD_EUSAGE, "--keep-head goes with --requant");
-    if (kd_cmd_source_opts(&so, err))
+    if (kd_cmd_put_could(o.json, argv[1], err) || kd_cmd_source_opts(&so, err))
         return -1;
     so.get.piece_bytes = o.request;
     so.gap_bytes = -1; /* the plan has joined them */

@@ -154,6 +154,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_json *config = NULL;
     struct kd_synth *s = NULL;
     int rc = options(&so, err) || open_config(&config, err) ||
+             kd_cmd_put_could(o.json, argc ? argv[0] : NULL, err) ||
              kd_synth_open(&s, config, o.config, &so, err) || make(s, argc ? argv[0] : NULL, err);
     kd_synth_close(s);
     kd_json_free(config);

@@ -35,7 +35,7 @@ int kd_convert_farm_check(const struct kd_convert_farm *o, int count, struct kd_
                    : 0;
     if (count != 1)
         return kd_fail(err, KD_EUSAGE, "a farm makes one model at a time: give one --bpw");
-    if (open_home(o, &home, err))
+    if ((o->report && kd_out_could(o->report, err)) || open_home(o, &home, err))
         return -1;
     kd_home_release(&home);
     return 0;

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -470,32 +471,46 @@ static int finish(struct run *r, struct kd_err *err)
     return gguf ? kd_dir_remove(r->work, err) : 0;
 }
 
-static int check_dst(const struct kd_slice *s, const char *dst, struct kd_err *err)
+/* dst without the slashes that it ends in. */
+static int clean_dst(char *out, size_t size, const char *dst, struct kd_err *err)
 {
     size_t n = strlen(dst);
-    bool named = n > 5 && !strcmp(dst + n - 5, ".gguf");
+    while (n > 1 && dst[n - 1] == '/')
+        n--;
+    if (!n)
+        return kd_fail(err, KD_EUSAGE, "the destination has no name");
+    if (n + 8 > size)
+        return kd_fail(err, KD_EINVAL, "'%.60s...' is too long", dst);
+    memcpy(out, dst, n);
+    out[n] = 0;
+    return 0;
+}
+
+int kd_slice_could(const struct kd_slice *s, const char *dst, struct kd_err *err)
+{
+    char clean[4096], work[4096 + 8];
+    struct stat st;
+    bool named = kd_name_ends(dst, ".gguf");
+    if (clean_dst(clean, sizeof clean, dst, err))
+        return -1;
+    /* Whatever it is: a link too, that a folder cannot be renamed over. */
+    if (!lstat(clean, &st))
+        return kd_fail(err, KD_EINVAL, "'%s' is there already", clean);
     if (s->h->gguf != named)
         return kd_fail(err, KD_EUSAGE,
                        named ? "'%s': a slice of safetensors is a folder"
                              : "'%s': a slice of a GGUF is a file that ends in .gguf",
                        dst);
-    if (kd_file_exists(dst) || kd_dir_exists(dst))
-        return kd_fail(err, KD_EINVAL, "'%s' is there already", dst);
-    return 0;
+    snprintf(work, sizeof work, "%s.part", clean);
+    return kd_dir_could(work, err);
 }
 
 int kd_slice_run(struct kd_slice *s, const char *dst, struct kd_err *err)
 {
     struct run r = {.s = s, .lock = -1};
     char clean[4096];
-    size_t n = strlen(dst);
-    while (n > 1 && dst[n - 1] == '/')
-        n--;
-    if (n >= sizeof clean - 8)
-        return kd_fail(err, KD_EINVAL, "'%s' is too long", dst);
-    snprintf(clean, sizeof clean, "%.*s", (int)n, dst);
     r.dst = clean;
-    if (check_dst(s, clean, err))
+    if (clean_dst(clean, sizeof clean, dst, err) || kd_slice_could(s, clean, err))
         return -1;
     int rc = open_work(&r, err) || put_all(&r, err) || finish(&r, err) ? -1 : 0;
     if (r.journal_open)

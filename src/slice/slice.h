@@ -57,6 +57,8 @@ void kd_slice_close(struct kd_slice *s);
 const struct kd_slice_figures *kd_slice_figures(const struct kd_slice *s);
 /* Output file i of figures.out_files, for people. */
 const char *kd_slice_file(const struct kd_slice *s, int64_t i, int64_t *bytes);
+/* What kd_slice_run would refuse of what is there; makes nothing. */
+int kd_slice_could(const struct kd_slice *s, const char *dst, struct kd_err *err) KD_MUST;
 int kd_slice_run(struct kd_slice *s, const char *dst, struct kd_err *err) KD_MUST;
 
 #endif

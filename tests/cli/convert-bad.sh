@@ -59,6 +59,8 @@ alike_exl3 2 "only-workers needs a farm" "$work/dst" --only-workers
 alike_exl3 2 "farm-report needs a farm" "$work/dst" --farm-report "$work/r.html"
 alike_exl3 2 "is no farm" "$work/dst" --farm https://localhost:1 --farm-dir "$work/farm"
 alike_exl3 2 "one --bpw" "$work/dst" --farm https://localhost:1 --bpw 2,3
+alike_exl3 1 "farm': it is a folder" "$work/dst" --json "$work/farm"
+alike_exl3 1 "no/j.json': No such file" "$work/dst" --json "$work/no/j.json"
 test ! -e "$work/dst" || { echo "left $work/dst"; exit 1; }
 mkdir "$work/folder.gguf"
 touch "$work/there.gguf" "$work/half.gguf.unfinished"
@@ -68,6 +70,18 @@ alike 2 "with other settings" convert "$model" "$work/half.gguf" --to gguf --res
 alike 1 "not a plain file" convert "$model" "$work/folder.gguf" --to gguf
 alike 1 "no/dst.gguf': No such file" convert "$model" "$work/no/dst.gguf" --to gguf
 alike 1 "is not a folder" convert "$model" "$work/there.gguf/x" --to gguf
+
+# Where a report cannot go is told before the work of other commands, too.
+refuses 1 "it is a folder" check "$model" "$model" --text "$calib" --html "$work/farm"
+refuses 1 "No such file" check "$model" "$model" --text "$calib" --json "$work/no/j.json"
+refuses 1 "not a plain file" check "$model" "$model" --text "$calib" --save-ref /dev/null
+refuses 1 "it is a folder" receipt "$work/none" --json "$work/farm"
+refuses 1 "No such file" audit "$work/none" --of "$work/none" --html "$work/no/h.html"
+refuses 1 "it is a folder" plan "$work/none" --html "$work/farm"
+refuses 1 "not a plain file" generate "$work/none" -p x --trace "$work/farm"
+refuses 1 "No such file" synth "$work/dst" --config "$model/config.json" --json "$work/no/j.json"
+refuses 1 "is not a folder" fetch "$work/none" "$work/there.gguf"
+test ! -e "$work/dst" || { echo "left $work/dst"; exit 1; }
 
 # A model that is EXL3 already has nothing to encode: it would be copied under the name of another rate.
 "$KONDENSE" synth "$work/exl3" --config "$KONDENSE_TEST_ROOT/tests/data/awkward/tiny.json" --format exl3 >/dev/null

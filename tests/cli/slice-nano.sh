@@ -82,8 +82,35 @@ s/"weight_map": {/"weight_map": {}, "x": {/|its index names no shard
 s/}/]/|index.json
 END
 
+# A destination that nothing can be renamed to is refused before anything is read or written, dry or not; so is a
+# report's.
+mkfifo "$tmp/fifo"
+ln -s "$tmp/nowhere" "$tmp/link"
+mkdir "$tmp/folder" "$tmp/folder.gguf"
+while read -r src dst says; do
+    for dry in "" --dry-run; do
+        rc=0
+        # shellcheck disable=SC2086
+        "$KONDENSE" slice "$tmp/$src" ${dst//@/ } -q $dry >"$tmp/out" 2>&1 || rc=$?
+        [ $rc = 1 ] && [ "$(wc -l <"$tmp/out")" = 1 ] && grep -qF -- "$says" "$tmp/out" || fail "$dst $dry: rc $rc, $(cat "$tmp/out")"
+    done
+done <<END
+c /dev/null is there already
+c $tmp/fifo is there already
+c $tmp/link is there already
+c $tmp/folder is there already
+c $tmp/one.gguf is there already
+c $tmp/one.gguf/x is there and is not a folder
+c.gguf $tmp/folder.gguf is there already
+c $tmp/x@--json@$tmp/folder it is a folder
+c $tmp/x@--json@$tmp/y/z.json No such file
+END
+[ ! -e /dev/null.part ] || fail "left /dev/null.part"
+slice "$tmp/c" "$tmp/new" --json "$tmp/new/said.json"
+[ -s "$tmp/new/said.json" ] || fail "a report into the slice"
+
 # A dry run writes nothing; a finished one leaves nothing beside.
 slice "$nano" "$tmp/dry" --layers 4 --dry-run
 grep -q 'never requested' "$tmp/out" || fail "$(cat "$tmp/out")"
-! ls "$tmp" | grep -qE 'dry|part' || fail "left behind: $(ls "$tmp")"
+! compgen -G "$tmp/*dry*" && ! compgen -G "$tmp/*part*" || fail "left behind: $(ls "$tmp")"
 echo "slice-nano: ok"
