@@ -53,6 +53,19 @@ int kd_parse_size(const char *text, int64_t *out, struct kd_err *err)
     return 0;
 }
 
+void kd_size_text(char *out, size_t size, int64_t bytes)
+{
+    static const char units[] = "TGMk";
+    for (int u = 0; u < 4; u++) {
+        int shift = 10 * (4 - u);
+        if (bytes >> shift >= 100 || (bytes && bytes % (1LL << shift) == 0)) {
+            snprintf(out, size, "%lld%c", (long long)((bytes - 1) >> shift) + 1, units[u]);
+            return;
+        }
+    }
+    snprintf(out, size, "%lld", (long long)bytes);
+}
+
 static int chosen(const char *choices, const char *value)
 {
     size_t n = strlen(value);
@@ -72,6 +85,21 @@ static int add_to_list(struct kd_opt_list *list, const char *value, struct kd_er
     if (list->count == KD_OPT_LIST_MAX)
         return kd_fail(err, KD_EUSAGE, "given more than %d times", KD_OPT_LIST_MAX);
     list->v[list->count++] = value;
+    return 0;
+}
+
+static int set_size(const struct kd_opt *o, const char *value, struct kd_err *err)
+{
+    int64_t bytes;
+    char least[32], most[32];
+    if (kd_parse_size(value, &bytes, err))
+        return -1;
+    if (o->max > o->min && (bytes < o->min || bytes > o->max)) {
+        kd_size_text(least, sizeof least, o->min);
+        kd_size_text(most, sizeof most, o->max);
+        return kd_fail(err, KD_EUSAGE, "%s is outside %s to %s", value, least, most);
+    }
+    *(int64_t *)o->out = bytes;
     return 0;
 }
 
@@ -97,7 +125,7 @@ static int set(const struct kd_opt *o, const char *value, struct kd_err *err)
         *(const char **)o->out = value;
         return 0;
     case KD_OPT_SIZE:
-        return kd_parse_size(value, o->out, err);
+        return set_size(o, value, err);
     case KD_OPT_LIST:
         return add_to_list(o->out, value, err);
     }

@@ -76,5 +76,7 @@ int kd_parse_int(const char *text, int64_t min, int64_t max, int64_t *out,
                  struct kd_err *err) KD_MUST;
 int kd_parse_num(const char *text, double *out, struct kd_err *err) KD_MUST;
 int kd_parse_size(const char *text, int64_t *out, struct kd_err *err) KD_MUST;
+/* A short size for kd_parse_size, at least `bytes` and within 1 % of it: "713G", "1367k", "99". */
+void kd_size_text(char *out, size_t size, int64_t bytes);
 
 #endif

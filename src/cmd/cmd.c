@@ -4,11 +4,14 @@
 #include "base/log.h"
 #include "base/progress.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* One line a command, in the order of the help. */
 #define KD_COMMANDS(X)                                                                             \
@@ -121,9 +124,31 @@ void kd_cmd_run_close(struct kd_run *run)
     run->pool = NULL;
 }
 
+/* Whether nobody reads standard output any more: a pager that was left, `head`. */
+static bool reader_gone(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLERR);
+}
+
+/* The end of what was written to standard output. SIGPIPE is ignored for the sake of sockets; where
+ * it was standard output's pipe that closed, the program ends as others do, by that signal. */
+static int flush_out(struct kd_err *err)
+{
+    if (!fflush(stdout) && !ferror(stdout))
+        return 0;
+    if (reader_gone()) {
+        signal(SIGPIPE, SIG_DFL);
+        raise(SIGPIPE);
+    }
+    return kd_fail(err, KD_EIO, "cannot write the result to standard output");
+}
+
 static int print(struct kd_buf *b)
 {
-    int rc = b->failed || fwrite(b->data ? b->data : "", 1, b->size_bytes, stdout) != b->size_bytes;
+    int rc = b->failed;
+    if (!rc && b->size_bytes)
+        fwrite(b->data, 1, b->size_bytes, stdout); /* flush_out tells whether it could */
     kd_buf_release(b);
     return rc ? KD_EXIT_FAILED : KD_EXIT_DONE;
 }
@@ -159,8 +184,9 @@ static int run_parsed(const struct kd_cmd *cmd, int count, const char **args, bo
     }
     int rc = cmd->run(count, args, err);
     kd_progress_end();
-    if (!rc && (fflush(stdout) || ferror(stdout)))
-        rc = kd_fail(err, KD_EIO, "cannot write the result to standard output");
+    bool unsaid = rc && err->sys == EPIPE && ferror(stdout);
+    if (!rc || unsaid)
+        rc = flush_out(err);
     if (!rc)
         return KD_EXIT_DONE;
     fprintf(stderr, "kondense %s: %s\n", cmd->name, err->msg);
@@ -184,7 +210,7 @@ static int run_command(const struct kd_cmd *cmd, int argc, const char **argv)
     return code;
 }
 
-int kd_main(int argc, const char **argv)
+static int dispatch(int argc, const char **argv)
 {
     struct kd_err err;
     struct sigaction act = {.sa_handler = on_signal};
@@ -223,4 +249,14 @@ int kd_main(int argc, const char **argv)
         return KD_EXIT_USAGE;
     }
     return run_command(cmd, argc - 1, argv + 1);
+}
+
+int kd_main(int argc, const char **argv)
+{
+    struct kd_err err;
+    int code = dispatch(argc, argv);
+    if (code != KD_EXIT_DONE || !flush_out(&err))
+        return code;
+    fprintf(stderr, "kondense: %s\n", err.msg);
+    return KD_EXIT_FAILED;
 }

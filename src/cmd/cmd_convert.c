@@ -172,7 +172,7 @@ static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
         return -1;
     char part[32];
     *count = 0;
-    for (const char *at = bpw; *at;) {
+    for (const char *at = bpw;; at++) {
         size_t n = strcspn(at, ",");
         if (*count == VARIANTS_MAX || n >= sizeof part || !n)
             return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not a list of at most %d rates", bpw,
@@ -191,11 +191,10 @@ static int wishes(struct kd_rate_wish *w, int *count, struct kd_err *err)
                 return kd_fail(err, KD_EUSAGE, "--bpw: %s is there twice", a);
         }
         ++*count;
-        at += n + (at[n] == ',');
+        at += n;
+        if (!*at)
+            return 0;
     }
-    if (!*count)
-        return kd_fail(err, KD_EUSAGE, "--bpw: no rate given");
-    return 0;
 }
 
 static enum kd_recipe_name recipe_name(void)

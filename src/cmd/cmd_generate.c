@@ -66,8 +66,7 @@ struct job {
 
 static int parse_ids(struct job *j, int64_t vocab, struct kd_err *err)
 {
-    const char *at = o.ids;
-    while (*at) {
+    for (const char *at = o.ids;; at++) {
         char one[24];
         int64_t id;
         size_t n = strcspn(at, ",");
@@ -81,9 +80,10 @@ static int parse_ids(struct job *j, int64_t vocab, struct kd_err *err)
         }
         if (kd_ids_add(&j->prompt, (int32_t)id, err))
             return -1;
-        at += n + (at[n] == ',');
+        at += n;
+        if (!*at)
+            return 0;
     }
-    return 0;
 }
 
 static int open_tokenizer(struct job *j, const char *dir, struct kd_err *err)

@@ -142,7 +142,7 @@ static void add_target(struct kd_plan *p, struct kd_plan_target t)
 static int rates(struct kd_plan *p, struct kd_err *err)
 {
     char part[32];
-    for (const char *at = o.bpw; *at;) {
+    for (const char *at = o.bpw;; at++) {
         size_t n = strcspn(at, ",");
         double bits;
         if (!n || n >= sizeof part)
@@ -151,18 +151,17 @@ static int rates(struct kd_plan *p, struct kd_err *err)
         part[n] = 0;
         if (kd_parse_num(part, &bits, err) || bits < 1 || bits > 8)
             return kd_fail(err, KD_EUSAGE, "--bpw: '%s' is not 1 to 8 bits", part);
-        if (kd_plan_listed(p, bits)) {
-            at += n + (at[n] == ',');
-            continue;
-        }
-        if (p->targets == KD_PLAN_TARGETS)
+        bool listed = kd_plan_listed(p, bits);
+        if (!listed && p->targets == KD_PLAN_TARGETS)
             return kd_fail(err, KD_EUSAGE, "--bpw: more than %d forms", KD_PLAN_TARGETS);
-        add_target(p, kd_plan_exl3(bits));
-        if (o.document)
+        if (!listed)
+            add_target(p, kd_plan_exl3(bits));
+        if (!listed && o.document)
             add_target(p, kd_plan_document(bits));
-        at += n + (at[n] == ',');
+        at += n;
+        if (!*at)
+            return 0;
     }
-    return 0;
 }
 
 static int targets(struct plan_run *r, struct kd_err *err)

@@ -3,6 +3,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/opt.h"
+#include "base/show.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +141,18 @@ static int choose(struct kd_mix *m, const int64_t *a, const int64_t *b, const do
     return 0;
 }
 
+static int too_small(int64_t asked_bytes, int64_t least_bytes, struct kd_err *err)
+{
+    char asked[32], takes[32], least[32];
+    kd_show_bytes(asked, sizeof asked, asked_bytes);
+    kd_show_bytes(takes, sizeof takes, least_bytes);
+    kd_size_text(least, sizeof least, least_bytes);
+    return kd_fail(err, KD_EUSAGE,
+                   "--size: %s is too small: the smaller model alone takes %s, so --size %s is the "
+                   "least",
+                   asked, takes, least);
+}
+
 int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_bytes,
                 struct kd_err *err)
 {
@@ -170,8 +184,7 @@ int kd_mix_plan(struct kd_mix *m, const char *a, const char *b, int64_t size_byt
     if (!rc && m->a_bytes > m->b_bytes)
         rc = kd_fail(err, KD_EUSAGE, "'%s' is the larger model: give the smaller one first", a);
     if (!rc && size_bytes < m->a_bytes)
-        rc = kd_fail(err, KD_EUSAGE, "--size %lld: the smaller model alone takes %lld bytes",
-                     (long long)size_bytes, (long long)m->a_bytes);
+        rc = too_small(size_bytes, m->a_bytes, err);
     if (!rc)
         rc = layer_damage(ra, damage, count, m->layers, err) ||
              layer_damage(rb, damage + KD_MIX_SHARDS_MAX, count + KD_MIX_SHARDS_MAX, m->layers,

@@ -2,6 +2,8 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/opt.h"
+#include "base/show.h"
 #include "fmt/exl3_file.h"
 #include "model/k3_names.h"
 #include "model/k3_quant.h"
@@ -265,6 +267,18 @@ static int64_t most_steps(struct kd_rates *r, const struct kd_k3_cfg *cfg, int64
     return lo;
 }
 
+static int too_small(const struct kd_rates *r, struct kd_err *err)
+{
+    char asked[32], takes[32], least[32];
+    kd_show_bytes(asked, sizeof asked, r->wish.size_bytes);
+    kd_show_bytes(takes, sizeof takes, r->total_bytes);
+    kd_size_text(least, sizeof least, r->total_bytes);
+    return kd_fail(err, KD_EUSAGE,
+                   "--size: %s is too small: at 1 bit for the experts the model takes %s, so "
+                   "--size %s is the least (or lower --trunk-bpw or --head-bpw)",
+                   asked, takes, least);
+}
+
 /* The largest number of steps whose shards fit into size_bytes. Headers are long to make (a masked
  * rate has one more entry than a whole one), so they are made for a few candidates only: each guess
  * takes the headers of the one before, then single steps decide. */
@@ -274,11 +288,7 @@ static int fit(struct kd_rates *r, const struct kd_k3_cfg *cfg, struct kd_err *e
     if (set_steps(r, cfg, lo, err))
         return -1;
     if (r->total_bytes > r->wish.size_bytes)
-        return kd_fail(
-            err, KD_EUSAGE,
-            "--size %lld is too small: at 1 bit for the experts the model takes %lld bytes "
-            "(lower --trunk-bpw or --head-bpw)",
-            (long long)r->wish.size_bytes, (long long)r->total_bytes);
+        return too_small(r, err);
     for (int guess = 0; guess < 3; guess++) {
         at = most_steps(r, cfg, lo, hi, r->wish.size_bytes - (r->total_bytes - data_bytes(r)));
         if (set_steps(r, cfg, at, err))

@@ -287,6 +287,8 @@ int kd_machine_find(struct kd_machine *m, const char *text, struct kd_err *err)
                    !kd_file_exists(text);
     if (counted && kd_parse_int(colon + 1, 1, KD_MACHINE_COUNT_MAX, &count, err))
         return kd_wrap(err, "machine '%.60s'", text);
+    if (counted && colon == text)
+        return not_found(text, err);
     int n = counted ? (int)(colon - text) : (int)strlen(text);
     if (snprintf(name, sizeof name, "%.*s", n, text) >= (int)sizeof name)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", text);

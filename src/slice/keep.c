@@ -31,8 +31,11 @@ static int parse_range(const char *text, size_t n, int64_t *first, int64_t *last
     size_t dash = 0;
     while (dash < n && text[dash] != '-')
         dash++;
-    if (n >= sizeof a)
-        return kd_fail(err, KD_EUSAGE, "'%.*s' is no number", (int)n, text);
+    /* Quoted as it was typed: of "-1" the part before the dash is nothing. */
+    if (!n || !dash || dash + 1 == n || n >= sizeof a)
+        return kd_fail(err, KD_EUSAGE,
+                       "'%.*s' is neither a number from 0 up nor a range such as 3-9",
+                       (int)(n < 40 ? n : 40), text);
     snprintf(a, sizeof a, "%.*s", (int)dash, text);
     if (kd_parse_int(a, 0, INT32_MAX, first, err))
         return -1;

@@ -19,7 +19,12 @@ refuses 2 "calib" convert "$model" "$work/dst"
 refuses 2 "1 to 8" convert "$model" "$work/dst" --calib "$calib" --bpw 9
 refuses 2 "1 to 8" convert "$model" "$work/dst" --calib "$calib" --bpw 2x
 refuses 2 "stored" convert "$model" "$work/dst" --calib "$calib" --trunk-bpw none
-refuses 2 "too small" convert "$model" "$work/dst" --calib "$calib" --rows 2 --cols 32 --size 1000
+refuses 2 "'2,' is not a list" convert "$model" "$work/dst" --calib "$calib" --bpw 2,
+refuses 2 "'' is not a list" convert "$model" "$work/dst" --calib "$calib" --bpw ""
+refuses 2 "5.1 MB is too small" convert "$model" "$work/dst" --calib "$calib" --rows 2 --cols 32 --size 5000k
+least=$(sed -n 's/.*--size \([0-9]*\)k is the least.*/\1/p' "$work/err")
+"$KONDENSE" convert "$model" "$work/dst" --size "${least}k" --dry-run >/dev/null
+refuses 2 "too small" convert "$model" "$work/dst" --size $((least - 1))k --dry-run
 refuses 2 "recipe" convert "$model" "$work/dst" --calib "$calib" --recipe best
 refuses 2 "too few" convert "$model"
 refuses 2 "no such option" convert "$model" "$work/dst" --bits 2

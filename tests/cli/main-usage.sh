@@ -37,6 +37,12 @@ want 2 "--recipe: 'best' is not one of" "$k" convert --recipe best a b
 want 2 'environment variable KONDENSE_THREADS: ' env KONDENSE_THREADS=many "$k" convert a b
 want 2 "KONDENSE_LOG: log setting 'loud'" env KONDENSE_LOG=loud "$k" help
 want 1 'cannot write the result' sh -c '"$0" inspect "$KONDENSE_TEST_DATA/k3-nano" >/dev/full' "$k"
+want 1 'cannot write the result' sh -c '"$0" --version >/dev/full' "$k"
+want 2 "--request: 1k is outside 64k to 64M" "$k" slice a b --request 1k
+want 2 "kondense slice: experts: '-1' is neither a number" "$k" slice "$KONDENSE_TEST_DATA/k3-nano" "$work/s" --experts -1
+want 2 "kondense slice: experts: '3-' is neither a number" "$k" slice "$KONDENSE_TEST_DATA/k3-nano" "$work/s" --experts 0,3-
+want 2 "kondense slice: experts: '' is neither a number" "$k" slice "$KONDENSE_TEST_DATA/k3-nano" "$work/s" --experts 1,
+want 2 "--ids: '' is not a whole number" "$k" generate "$KONDENSE_TEST_DATA/k3-nano" --ids 1, -n 1
 want 1 "no-such-model" "$k" inspect "$work/no-such-model"
 want 2 'KONDENSE_ISA is "mmx"' env KONDENSE_ISA=mmx "$k" generate "$KONDENSE_TEST_DATA/k3-nano" --ids 1 -n 1
 
@@ -52,6 +58,15 @@ env | sed -n 's/^\(KONDENSE_[A-Z_]*\)=.*/\1/p' | grep -vx KONDENSE_LOG >"$work/s
 grep -qx KONDENSE_TEST_ROOT "$work/set" || { echo "the environment of the tests was not read"; bad=1; }
 grep -xf "$work/set" "$work/names" && { echo "is set here and an option's default too"; bad=1; }
 want 0 '^usage: kondense serve' env KONDENSE_LOG=info "$k" serve -h
+
+# Whose reader has gone ends by SIGPIPE without a word, as other programs do (141 is 128 and the signal's number).
+for args in --version "man convert" "plan --bpw 2" "inspect $KONDENSE_TEST_DATA/k3-nano" "plan --json -"; do
+    { # shellcheck disable=SC2086
+        (sleep 0.2; exec "$k" $args) 2>"$work/err"
+        echo $? >"$work/code"
+    } | true
+    [ "$(cat "$work/code")" = 141 ] && [ ! -s "$work/err" ] || { echo "$args | true: $(cat "$work/code" "$work/err")"; bad=1; }
+done
 
 # Errors go to standard error, results do not.
 "$k" inspect "$work/no-such-model" >"$work/out" 2>/dev/null

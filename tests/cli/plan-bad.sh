@@ -27,6 +27,8 @@ refuse 1 "not valid JSON" -m "$tmp/broken.json"
 refuse 1 "/nowhere.json" -m "$tmp/nowhere.json"
 refuse 2 "is not 1 to 8 bits" --bpw 9
 refuse 2 "is not 1 to 8 bits" --bpw 2,x
+refuse 2 "'2,' is not a list of rates" --bpw 2,
+refuse 2 "':3' is neither a file nor one of spark" -m :3
 refuse 2 "the model has at most 1048576" --context 2000000
 refuse 2 "not one of f32|bf16|fp8" --cache int3
 refuse 1 "cannot open" "$tmp/none"
