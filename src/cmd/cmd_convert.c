@@ -112,7 +112,8 @@ static const struct kd_opt opts[] = {
     {"lease", 0, KD_OPT_NUM, &o.farm.lease_s, "S",
      "with --farm: seconds after which a silent worker's expert goes to another (30)", .num_min = 1,
      .num_max = 86400},
-    {"json", 0, KD_OPT_STR, &o.json, "FILE", "also write the summary as JSON"},
+    {"json", 0, KD_OPT_STR, &o.json, "FILE",
+     "write the summary as JSON; - is standard output, without the text"},
     {"quiet", 'q', KD_OPT_FLAG, &o.quiet, NULL, "no progress"},
     {0}};
 
@@ -432,25 +433,32 @@ static void model_json(struct kd_jw *j, const char *path, const struct kd_rates 
     kd_jw_num(j, "experts_real", e.real);
 }
 
-static int summary(const struct work *w, double seconds, struct kd_err *err)
+static void print_done(const struct work *w, double seconds, int64_t peak, int64_t resident,
+                       const struct kd_gpu_encoder_facts *f)
 {
     char took[32];
-    int64_t peak = kd_mem_peak_bytes(), resident = kd_mem_resident_peak_bytes();
     kd_clock_human(took, sizeof took, seconds);
     printf("done in %s, peak memory %lld bytes of %lld planned (%lld with pages of mapped files)\n",
            took, (long long)peak, (long long)w->planned, (long long)resident);
     if (o.discard)
         kd_discard_print(&w->discard);
-    struct kd_gpu_encoder_facts f = {0};
-    if (w->run.encoder) {
-        kd_gpu_encoder_facts(w->run.encoder, &f);
+    if (w->run.encoder)
         printf("device: %lld tiles searched in %lld rounds, %.1f s of the device's time, at most "
                "%lld bytes of it\n",
-               (long long)f.tiles, (long long)f.rounds, f.targets_s + f.search_s + f.update_s,
-               (long long)f.used_bytes);
-    }
+               (long long)f->tiles, (long long)f->rounds, f->targets_s + f->search_s + f->update_s,
+               (long long)f->used_bytes);
     for (int i = 0; i < w->jobs && !o.check.text; i++)
         printf("next: kondense check SRC %s --text FILE --html report.html\n", w->job[i].dst);
+}
+
+static int summary(const struct work *w, double seconds, struct kd_err *err)
+{
+    int64_t peak = kd_mem_peak_bytes(), resident = kd_mem_resident_peak_bytes();
+    struct kd_gpu_encoder_facts f = {0};
+    if (w->run.encoder)
+        kd_gpu_encoder_facts(w->run.encoder, &f);
+    if (kd_cmd_screen(o.json, NULL))
+        print_done(w, seconds, peak, resident, &f);
     if (!o.json)
         return 0;
     struct kd_buf b;
@@ -507,6 +515,8 @@ static int put_foreseen(const struct work *w, struct kd_err *err)
 
 static void print_plans(const struct work *w)
 {
+    if (!kd_cmd_screen(o.json, NULL))
+        return;
     for (int i = 0; i < w->jobs; i++)
         if (w->job[i].finished)
             printf("%s\n  finished before\n", w->job[i].dst);
@@ -591,8 +601,7 @@ static void offer_resume(struct kd_err *err)
 static int run(int argc, const char **argv, struct kd_err *err)
 {
     struct work *w;
-    if (!kd_cmd_screen(o.json, NULL))
-        return kd_fail(err, KD_EUSAGE, "--json takes a file: what goes to standard output is text");
+    o.farm.silent = !kd_cmd_screen(o.json, NULL);
     if (!strcmp(o.to, "gguf"))
         return to_gguf(argv, err);
     if (o.split || o.chat_template)

@@ -59,7 +59,8 @@ int kd_convert_farm_open(const struct kd_convert_farm *o, struct kd_job *jobs, s
                              .sample_every = o->sample};
     if (kd_job_farm(&jobs[0], &f, err))
         return -1;
-    printf("  farm             %s, waiting for workers\n", home->url);
+    if (!o->silent)
+        printf("  farm             %s, waiting for workers\n", home->url);
     fflush(stdout);
     return 0;
 }

@@ -8,7 +8,7 @@ struct kd_convert_farm {
     const char *url, *dir, *report; /* url NULL: no farm; report may be NULL */
     double lease_s;
     int64_t sample;
-    bool only_workers;
+    bool only_workers, silent; /* silent: nothing on standard output */
 };
 /* What is wrong with these options, or with the farm's folder, before any work: for models of
  * `count` rates. */

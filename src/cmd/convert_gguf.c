@@ -77,7 +77,8 @@ static int convert(const struct kd_ckpt *ck, const char *src, const char *dst,
         return -1;
     if (!set->dry && check_result(&cfg, done.path, err))
         return -1;
-    print_done(&done, set);
+    if (kd_cmd_screen(json, NULL))
+        print_done(&done, set);
     return json ? write_json(&done, json, err) : 0;
 }
 

@@ -10,6 +10,7 @@
 #include "model/k3_names.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -98,6 +99,7 @@ struct work {
     int expert_type;
     char prefix[3072]; /* of the file names */
     char state[4096];  /* what is being done, for a resume */
+    bool in_folder;    /* dst is a folder that the run makes */
     char id[65];
     struct kd_gguf_plan *plans; /* one a part */
     struct kd_k3_layer L;       /* index -1: none */
@@ -240,6 +242,7 @@ static int set_names(struct work *w, const char *src, const char *dst, struct kd
     if (n > 5 && !strcmp(dst + n - 5, ".gguf")) {
         snprintf(w->prefix, sizeof w->prefix, "%.*s", (int)(n - 5), dst);
     } else {
+        w->in_folder = true;
         kd_to_gguf_name(name, sizeof name, src);
         snprintf(file, sizeof file, "%s-%s", name, kd_gguf_type_info(w->set->trunk_type)->name);
         if ((w->set->dry ? kd_dir_could : kd_dir_make)(dst, err) ||
@@ -516,7 +519,7 @@ static int check_parts(const struct work *w, struct kd_err *err)
             return -1;
         if (kd_file_exists(part))
             return kd_fail(err, KD_EUSAGE, "'%s' is there already; choose another name", part);
-        if (kd_out_could(part, err))
+        if (kd_out_could(part, err) && !(w->in_folder && err->sys == ENOENT))
             return -1;
     }
     return 0;

@@ -8,7 +8,8 @@ data=$KONDENSE_TEST_ROOT/tests/data
 fail() { echo "convert-auto: $1" >&2; exit 1; }
 "$KONDENSE" synth "$work/src" --config "$data/awkward/tiny.json" --seed 7 >/dev/null
 args="--calib $data/text/calib.txt --rows 4 --cols 48 --bpw 2.3 --trunk-bpw stored --head-bpw stored --recipe auto --quiet"
-"$KONDENSE" convert "$work/src" "$work/one" $args --threads 1 >/dev/null
+"$KONDENSE" convert "$work/src" "$work/one" $args --threads 1 --json - >"$work/said"
+python3 -c 'import json, sys; assert json.load(open(sys.argv[1]))["models"]' "$work/said" || fail "$(cat "$work/said")"
 python3 - "$work/one/kondense.json" <<'P' || fail "$(cat "$work/one/kondense.json")"
 import json, sys
 r = json.load(open(sys.argv[1]))

@@ -28,7 +28,6 @@ refuses 2 "too small" convert "$model" "$work/dst" --size $((least - 1))k --dry-
 refuses 2 "recipe" convert "$model" "$work/dst" --calib "$calib" --recipe best
 refuses 2 "too few" convert "$model"
 refuses 2 "no such option" convert "$model" "$work/dst" --bits 2
-refuses 2 "--json takes a file" convert "$model" "$work/dst" --dry-run --json -
 refuses 1 "cannot open" convert "$work/none" "$work/dst" --calib "$calib"
 refuses 1 "cannot open" convert "$model" "$work/dst" --calib "$work/none.txt"
 printf 'short' >"$work/short.txt"
@@ -75,6 +74,12 @@ alike 2 "with other settings" convert "$model" "$work/half.gguf" --to gguf --res
 alike 1 "not a plain file" convert "$model" "$work/folder.gguf" --to gguf
 alike 1 "no/dst.gguf': No such file" convert "$model" "$work/no/dst.gguf" --to gguf
 alike 1 "is not a folder" convert "$model" "$work/there.gguf/x" --to gguf
+
+# JSON on standard output is alone there.
+for to in "--bpw 2,3" "--to gguf"; do
+    # shellcheck disable=SC2086
+    "$KONDENSE" convert "$model" "$work/dst" $to --dry-run --json - | python3 -c 'import json, sys; json.load(sys.stdin)'
+done
 
 # Where a report cannot go is told before the work of other commands, too.
 refuses 1 "it is a folder" check "$model" "$model" --text "$calib" --html "$work/farm"

@@ -15,7 +15,8 @@ golden=', "I am not a man to be a man, but I am not a man to be a man, but'
 "$KONDENSE" convert "$nano" "$tmp/one.gguf" --to gguf -q --json "$tmp/json" >"$tmp/out"
 grep -q '242 tensors, 20810508 parameters, 1 part' "$tmp/out" || fail "$(cat "$tmp/out")"
 grep -q "\"file_bytes\": $(stat -c %s "$tmp/one.gguf")" "$tmp/json" || fail "$(cat "$tmp/json")"
-"$KONDENSE" convert "$nano" "$tmp/set" --to gguf --split-size 4M -q >"$tmp/out"
+"$KONDENSE" convert "$nano" "$tmp/set" --to gguf --split-size 4M -q --json - >"$tmp/out"
+python3 -c 'import json, sys; assert json.load(open(sys.argv[1]))["parts"] >= 5' "$tmp/out" || fail "$(cat "$tmp/out")"
 set -- "$tmp"/set/k3-nano-BF16-0000?-of-0000?.gguf
 [ $# -ge 5 ] || fail "$# parts"
 
