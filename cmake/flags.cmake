@@ -41,11 +41,12 @@ if(KD_FUZZ)
 endif()
 set(KD_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(KD_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni -mfma -mf16c -mprefer-vector-width=512)
+set(KD_FLAGS_avx512fp16 ${KD_FLAGS_avx512} -mavx512fp16)
 set(KD_FLAGS_neon -march=armv8.2-a+dotprod+fp16)
 if(KD_SAN MATCHES undefined)
   # Searches unrolled for every rate take clang minutes with every check; those of memory take seconds, and
   # the reference, which has the same arithmetic, keeps them all.
-  foreach(isa avx2 avx512 neon)
+  foreach(isa avx2 avx512 avx512fp16 neon)
     list(APPEND KD_FLAGS_${isa} -fno-sanitize=undefined -fsanitize=bounds,alignment)
   endforeach()
 endif()

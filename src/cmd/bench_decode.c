@@ -82,8 +82,10 @@ static void fill_bf16(struct decode *d)
  * needs the value, and int8's product with x sums the bytes too where it can. */
 static int operations(const struct decode *d)
 {
-    static const int table[KD_ISA_COUNT][3] = {
-        [KD_ISA_AVX2] = {5, 4, 4}, [KD_ISA_AVX512] = {4, 3, 2}, [KD_ISA_NEON] = {4, 3, 3}};
+    static const int table[KD_ISA_COUNT][3] = {[KD_ISA_AVX2] = {5, 4, 4},
+                                               [KD_ISA_AVX512] = {4, 3, 2},
+                                               [KD_ISA_AVX512FP16] = {4, 3, 2},
+                                               [KD_ISA_NEON] = {4, 3, 3}};
     return d->m.type == KD_MAT_EXL3 ? table[d->run->kern->isa][d->product] : 0;
 }
 

@@ -20,7 +20,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum kd_isa { KD_ISA_REF, KD_ISA_AVX2, KD_ISA_AVX512, KD_ISA_NEON, KD_ISA_COUNT };
+/* avx512fp16 is avx512 with a search in half precision. */
+enum kd_isa {
+    KD_ISA_REF,
+    KD_ISA_AVX2,
+    KD_ISA_AVX512,
+    KD_ISA_AVX512FP16,
+    KD_ISA_NEON,
+    KD_ISA_COUNT
+};
 
 /* A block of EXL3 codes seen by a kernel: `k_tiles` x `n_tiles` tiles out of a matrix whose tile
  * rows are `row_tiles` tiles apart. All in the rotated basis (no Hadamard, no scales). */
@@ -105,8 +113,8 @@ struct kd_kern {
 
 /* -1 when this CPU cannot run that set. */
 int kd_kern_for(struct kd_kern *k, enum kd_isa isa, struct kd_err *err) KD_MUST;
-/* KONDENSE_ISA (ref, avx2, avx512, neon), or the best this CPU runs. Names that cannot run are an
- * error, never a silent fallback. */
+/* KONDENSE_ISA (ref, avx2, avx512, avx512fp16, neon), or the best this CPU runs. Names that cannot
+ * run are an error, never a silent fallback. */
 int kd_kern_pick(struct kd_kern *k, struct kd_err *err) KD_MUST;
 const char *kd_isa_name(enum kd_isa isa);
 
@@ -120,6 +128,7 @@ void kd_kern_set_neon(struct kd_kern *k);
 void kd_kern_set_exl3_ref(struct kd_kern *k);
 void kd_kern_set_exl3_avx2(struct kd_kern *k);
 void kd_kern_set_exl3_avx512(struct kd_kern *k);
+void kd_kern_set_exl3_avx512fp16(struct kd_kern *k);
 void kd_kern_set_exl3_neon(struct kd_kern *k);
 
 #endif

@@ -8,8 +8,11 @@
  * and the 2^a results are interleaved on their way out. From a = 5 on, all lanes of successive e
  * share their in-edges, which are broadcast; the table is then [e / LANES][b][lane].
  *
- * Costs. Three forms, by the range of targets, all equal to cost + round(D^2 / 64), of which all
- * that is over KD_SEARCH_CAP is alike: FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product
+ * Costs. Four forms, by the range of targets, all equal to cost + round(D^2 / 64), of which all
+ * that is over KD_SEARCH_CAP is alike: FORM_HALF  1024 + cost as a half-precision number, whose fma
+ * with D / 8 is rounded to the nearest integer below 2048; what comes to 2048 or more, infinity
+ * included, is over the limit and stays there, so that costs are never cut. Only where HALF is 1,
+ * and then in place of the next two. FORM_TRUNC  cost * 2^f + 2^(f-1) plus a truncated product
  * with f more bits; the minimum is cleaned of its surplus bits, candidates need not be. Costs are
  * cut to the limit every TRUNC_FREE positions only, before they can leave 16 bits: what is over the
  * limit has no other effect than that it is. FORM_ROUND  a rounding product of D * 2^n with D *
@@ -23,7 +26,7 @@
  * Primitives: LANES, TILES, ABREAST (tiles that share loaded values), TRUNC_BITS, TRUNC_FREE, vi,
  * vi_load, vi_store, vi_set1, vi_add, vi_sub, vi_sub_sat, vi_addu_sat, vi_minu, vi_less_u (select),
  * vi_trunc, vi_trunc_clean, vi_round, vi_square, vi_exact_clean, vi_zip_lo, vi_zip_hi,
- * vi_store_row, natural_values. */
+ * vi_store_row, natural_values; HALF, and where it is 1 vi_half, vi_half_sum, vi_half_min. */
 #include "base/assert.h"
 #include "kern/trellis_scratch.h"
 #include "num/exl3_ring.h"
@@ -33,7 +36,7 @@
 
 #define FLAT static inline __attribute__((always_inline))
 
-enum form { FORM_TRUNC, FORM_ROUND, FORM_EXACT };
+enum form { FORM_HALF, FORM_TRUNC, FORM_ROUND, FORM_EXACT };
 
 enum {
     TRUNC_ONE = 1 << TRUNC_BITS,
@@ -42,6 +45,8 @@ enum {
     /* Largest limits of targets, which must fit 16 bits once shifted. */
     TRUNC_LIMIT = 511,
     ROUND_LIMIT = 2047,
+    HALF_LIMIT = 2047,  /* the last integer of 11 bits */
+    HALF_ZERO = 0x6400, /* 1024 */
     /* Up to here a difference that wraps is still over the cap, so that no saturation is needed. */
     WRAP_LIMIT = 430
 };
@@ -52,13 +57,15 @@ struct search {
     struct kd_search_grid grid;
     enum form form;
     bool wrap;
+    bool narrow;      /* no position of more than four bits: step_groups_any has no more */
     int shift;        /* from the grid to the table's scale */
     unsigned segment; /* positions */
     struct kd_trellis_scratch *m;
     const uint16_t *in[TILES]; /* costs before the position at hand, and after */
     uint16_t *out[TILES];
-    int16_t target[256][TILES];
-    int low[256][TILES]; /* what was subtracted after a position */
+    int16_t target[256][TILES]; /* as integers */
+    int16_t sought[256][TILES]; /* as the form's steps take them */
+    int low[256][TILES];        /* what was subtracted after a position */
 };
 
 FLAT unsigned bits_in(const struct search *s, unsigned p)
@@ -86,14 +93,18 @@ FLAT uint16_t *kept(const struct search *s, int tile, unsigned p)
 /* A cost as it is stored. */
 FLAT int stored(enum form f, int cost)
 {
-    return f == FORM_TRUNC   ? cost * TRUNC_ONE + TRUNC_ONE / 2
+    return f == FORM_HALF    ? HALF_ZERO + cost
+           : f == FORM_TRUNC ? cost * TRUNC_ONE + TRUNC_ONE / 2
            : f == FORM_ROUND ? cost
                              : cost * 64 + 32;
 }
 
 FLAT int unstored(enum form f, int cost)
 {
-    return f == FORM_TRUNC ? cost >> TRUNC_BITS : f == FORM_ROUND ? cost : cost >> 6;
+    return f == FORM_HALF    ? cost - HALF_ZERO
+           : f == FORM_TRUNC ? cost >> TRUNC_BITS
+           : f == FORM_ROUND ? cost
+                             : cost >> 6;
 }
 
 /* Interleaves v[0..count-1] element by element into LANES * count values. */
@@ -112,22 +123,61 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const unsigned c,
-                     const bool wrap, const bool limit)
+#if HALF
+FLAT vi sum_half(vi w, vi value, vi cost)
+{
+    return vi_half_sum(w, value, cost);
+}
+FLAT vi min_half(vi a, vi b)
+{
+    return vi_half_min(a, b);
+}
+#else
+/* Of a form that is never chosen. */
+FLAT vi sum_half(vi w, vi value, vi cost)
+{
+    return vi_add(cost, vi_sub(w, value));
+}
+FLAT vi min_half(vi a, vi b)
+{
+    return vi_minu(a, b);
+}
+#endif
+
+/* How a step's candidates are made: FORM_HALF, or FORM_TRUNC with differences that may wrap or are
+ * saturated, and sums that are cut to the limit or not yet. */
+enum way { WAY_HALF = 0, WAY_TRUNC = 1, WAY_WRAP = 2, WAY_LIMIT = 4 };
+
+FLAT vi candidate(const unsigned way, vi w, vi value, vi cost)
+{
+    if (way == WAY_HALF)
+        return sum_half(w, value, cost);
+    return vi_add(cost, vi_trunc(way & WAY_WRAP ? vi_sub(w, value) : vi_sub_sat(w, value)));
+}
+
+FLAT void step_groups(const struct search *s, unsigned p, const unsigned a, const unsigned c,
+                      const unsigned way)
 {
     const unsigned spread = 65536u >> (a + c), branches = 1u << c, group = 1u << a;
     const int16_t *v = table_of(s, a, c);
     const vi cap = vi_set1(stored(FORM_TRUNC, KD_SEARCH_CAP));
+    const uint16_t *in[TILES];
+    uint16_t *to[TILES];
+    vi w[TILES];
 
+    /* What the stores below could change, as far as a compiler knows. */
+    for (int t = 0; t < TILES; t++) {
+        in[t] = s->in[t];
+        to[t] = s->out[t];
+        w[t] = vi_set1(s->sought[p][t]);
+    }
     for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
         for (int t0 = 0; t0 < TILES; t0 += ABREAST) {
-            vi w[ABREAST], cost[ABREAST][16], out[ABREAST][16];
+            vi cost[ABREAST][16], out[ABREAST][16];
 
-            for (int t = 0; t < ABREAST; t++) {
-                w[t] = vi_set1(s->target[p][t0 + t]);
+            for (int t = 0; t < ABREAST; t++)
                 for (unsigned b = 0; b < branches; b++)
-                    cost[t][b] = vi_load(s->in[t0 + t] + i + b * spread);
-            }
+                    cost[t][b] = vi_load(in[t0 + t] + i + b * spread);
 #pragma GCC unroll 16
             for (unsigned l = 0; l < group; l++) {
                 vi value[16];
@@ -138,22 +188,21 @@ FLAT void step_trunc(const struct search *s, unsigned p, const unsigned a, const
                 for (int t = 0; t < ABREAST; t++) {
                     vi m[16];
 #pragma GCC unroll 16
-                    for (unsigned b = 0; b < branches; b++) {
-                        vi d = wrap ? vi_sub(w[t], value[b]) : vi_sub_sat(w[t], value[b]);
-                        m[b] = vi_add(cost[t][b], vi_trunc(d));
-                    }
+                    for (unsigned b = 0; b < branches; b++)
+                        m[b] = candidate(way, w[t0 + t], value[b], cost[t][b]);
 #pragma GCC unroll 4
                     for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
                         for (unsigned b = 0; b < n; b++)
-                            m[b] = vi_minu(m[2 * b], m[2 * b + 1]);
-                    out[t][l] = vi_trunc_clean(m[0]);
-                    if (limit)
+                            m[b] = way == WAY_HALF ? min_half(m[2 * b], m[2 * b + 1])
+                                                   : vi_minu(m[2 * b], m[2 * b + 1]);
+                    out[t][l] = way == WAY_HALF ? m[0] : vi_trunc_clean(m[0]);
+                    if (way & WAY_LIMIT)
                         out[t][l] = vi_minu(out[t][l], cap);
                 }
             }
             for (int t = 0; t < ABREAST; t++)
-                interleave(out[t], group, s->out[t0 + t] + ((size_t)i << a));
+                interleave(out[t], group, to[t0 + t] + ((size_t)i << a));
         }
 }
 
@@ -169,11 +218,14 @@ FLAT vi vector_run(const enum form f, const int16_t *v, const uint16_t *from, un
             vi cost =
                 wide ? vi_set1((int16_t)from[(b + k) * spread]) : vi_load(from + (b + k) * spread);
             vi value = vi_load(v + (b + k) * LANES);
-            vi x = f == FORM_ROUND ? vi_add(cost, vi_round(vi_sub_sat(value, w)))
-                                   : vi_addu_sat(cost, vi_square(value, w));
+            vi x = f == FORM_HALF    ? sum_half(w, value, cost)
+                   : f == FORM_ROUND ? vi_add(cost, vi_round(vi_sub_sat(value, w)))
+                                     : vi_addu_sat(cost, vi_square(value, w));
             m[k] = vi_minu(m[k], x);
         }
     m[0] = vi_minu(m[0], m[1]);
+    if (f == FORM_HALF)
+        return m[0];
     return vi_minu(f == FORM_ROUND ? m[0] : vi_exact_clean(m[0]),
                    vi_set1(stored(f, KD_SEARCH_CAP)));
 }
@@ -187,12 +239,12 @@ FLAT void step_run(const struct search *s, unsigned p, const enum form f)
         for (unsigned e = 0; e < 65536u >> c; e += LANES, v += branches * LANES)
             for (int t = 0; t < TILES; t++)
                 vi_store(s->out[t] + e, vector_run(f, v, s->in[t] + (e >> a), spread, branches,
-                                                   vi_set1(s->target[p][t]), true));
+                                                   vi_set1(s->sought[p][t]), true));
         return;
     }
     for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
         for (int t = 0; t < TILES; t++) {
-            vi w = vi_set1(s->target[p][t]), out[16];
+            vi w = vi_set1(s->sought[p][t]), out[16];
             for (unsigned l = 0; l < 1u << a; l++)
                 out[l] = vector_run(f, v + l * branches * LANES, s->in[t] + i, spread, branches, w,
                                     false);
@@ -206,51 +258,63 @@ FLAT void step_run(const struct search *s, unsigned p, const enum form f)
         }
 }
 
-#define TRUNC_CASE(a, c)                                                                           \
+#if HALF
+#define GROUPS_CASE(a, c)                                                                          \
     case 16 * (a) + (c):                                                                           \
-        step_trunc(s, p, a, c, false, true);                                                       \
+        step_groups(s, p, a, c, WAY_HALF);                                                         \
         break
-
+#define GROUPS_CASE_FAST GROUPS_CASE
+#else
+#define GROUPS_CASE(a, c)                                                                          \
+    case 16 * (a) + (c):                                                                           \
+        step_groups(s, p, a, c, WAY_TRUNC | WAY_LIMIT);                                            \
+        break
 /* The rates of experts, 2 and a little more, leave the limit out where they may. */
-#define TRUNC_CASE_FAST(a, c)                                                                      \
+#define GROUPS_CASE_FAST(a, c)                                                                     \
     case 16 * (a) + (c):                                                                           \
         if (limit)                                                                                 \
-            step_trunc(s, p, a, c, false, true);                                                   \
+            step_groups(s, p, a, c, WAY_TRUNC | WAY_LIMIT);                                        \
         else                                                                                       \
-            step_trunc(s, p, a, c, false, false);                                                  \
+            step_groups(s, p, a, c, WAY_TRUNC);                                                    \
         break
+#endif
 
-static void step_trunc_any(const struct search *s, unsigned p, bool limit)
+static void step_groups_any(const struct search *s, unsigned p, bool limit)
 {
+    (void)limit;
+#if !HALF
     if (s->wrap && s->rate.mask == 0 && s->rate.base == 2) {
         if (limit)
-            step_trunc(s, p, 2, 2, true, true);
+            step_groups(s, p, 2, 2, WAY_TRUNC | WAY_WRAP | WAY_LIMIT);
         else
-            step_trunc(s, p, 2, 2, true, false);
+            step_groups(s, p, 2, 2, WAY_TRUNC | WAY_WRAP);
         return;
     }
+#endif
     switch (16 * bits_in(s, p) + bits_out(s, p)) {
-        TRUNC_CASE(1, 1);
-        TRUNC_CASE(1, 2);
-        TRUNC_CASE(2, 1);
-        TRUNC_CASE_FAST(2, 2);
-        TRUNC_CASE_FAST(2, 3);
-        TRUNC_CASE_FAST(3, 2);
-        TRUNC_CASE(3, 3);
-        TRUNC_CASE(3, 4);
-        TRUNC_CASE(4, 3);
-        TRUNC_CASE(4, 4);
+        GROUPS_CASE(1, 1);
+        GROUPS_CASE(1, 2);
+        GROUPS_CASE(2, 1);
+        GROUPS_CASE_FAST(2, 2);
+        GROUPS_CASE_FAST(2, 3);
+        GROUPS_CASE_FAST(3, 2);
+        GROUPS_CASE(3, 3);
+        GROUPS_CASE(3, 4);
+        GROUPS_CASE(4, 3);
+        GROUPS_CASE(4, 4);
     default:
         KD_ASSERT(false);
     }
 }
-#undef TRUNC_CASE_FAST
-#undef TRUNC_CASE
+#undef GROUPS_CASE_FAST
+#undef GROUPS_CASE
 
 static void step(const struct search *s, unsigned p, bool limit)
 {
-    if (s->form == FORM_TRUNC)
-        step_trunc_any(s, p, limit);
+    if (s->form == FORM_TRUNC || (s->form == FORM_HALF && s->narrow))
+        step_groups_any(s, p, limit);
+    else if (s->form == FORM_HALF)
+        step_run(s, p, FORM_HALF);
     else if (s->form == FORM_ROUND)
         step_run(s, p, FORM_ROUND);
     else
@@ -396,6 +460,17 @@ static unsigned trace(const struct search *s, int tile, unsigned last, unsigned 
     return edge;
 }
 
+static void sought_targets(struct search *s)
+{
+#if HALF
+    for (unsigned i = 0; s->form == FORM_HALF && i < 256u * TILES; i += LANES)
+        vi_store(s->sought[0] + i, vi_half(vi_load(s->target[0] + i)));
+    if (s->form == FORM_HALF)
+        return;
+#endif
+    memcpy(s->sought, s->target, sizeof s->target);
+}
+
 /* TILES tiles at once; target and states give each tile's place. good[t] is false when the costs of
  * a tile passed the limit. */
 static void search_group(struct search *s, const float *const target[TILES], unsigned seam,
@@ -407,6 +482,7 @@ static void search_group(struct search *s, const float *const target[TILES], uns
     for (unsigned p = 0; p < 256; p++)
         for (int t = 0; t < TILES; t++)
             s->target[p][t] = (int16_t)(kd_search_target(s->grid, target[t][p]) * (1 << s->shift));
+    sought_targets(s);
     for (int t = 0; t < TILES; t++) {
         fill(s->m->cost[t][1], 65536u >> bits_in(s, 256 - seam), stored(s->form, 0));
         s->in[t] = s->m->cost[t][1];
@@ -494,15 +570,21 @@ static void prepare(struct search *s, enum kd_codebook cb, unsigned level)
 
     s->grid = kd_search_grid_of(s->rate, cb, level);
     int limit = -s->grid.low > s->grid.high ? -s->grid.low : s->grid.high;
-    bool narrow = s->rate.base + (s->rate.mask != 0) <= 4; /* step_trunc_any has no more */
-    s->form = limit <= TRUNC_LIMIT && narrow ? FORM_TRUNC
-              : limit <= ROUND_LIMIT         ? FORM_ROUND
-                                             : FORM_EXACT;
+    s->narrow = s->rate.base + (s->rate.mask != 0) <= 4;
+    s->form = HALF && limit <= HALF_LIMIT         ? FORM_HALF
+              : limit <= TRUNC_LIMIT && s->narrow ? FORM_TRUNC
+              : limit <= ROUND_LIMIT              ? FORM_ROUND
+                                                  : FORM_EXACT;
     s->wrap = limit <= WRAP_LIMIT;
     s->shift = s->form == FORM_TRUNC ? TRUNC_SHIFT : s->form == FORM_ROUND ? ROUND_SHIFT : 0;
     s->segment = segment_of(s->rate);
     natural_values(kd_codebook_table(cb), s->grid.grid, s->shift, s->m->natural);
     swap_bytes(s->m->natural, s->m->swapped);
+#if HALF
+    if (s->form == FORM_HALF)
+        for (unsigned i = 0; i < 65536; i += LANES)
+            vi_store(s->m->natural + i, vi_half(vi_load(s->m->natural + i)));
+#endif
     for (unsigned p = 0; p < 16; p++) {
         unsigned a = bits_in(s, p), c = bits_out(s, p),
                  at = 2 * (a - s->rate.base) + c - s->rate.base;

@@ -111,6 +111,24 @@ static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *
     }
 }
 
+#define HALF 1
+
+/* x / 8 as half-precision numbers */
+INLINE vi vi_half(vi x)
+{
+    return vreinterpretq_s16_f16(vmulq_n_f16(vcvtq_f16_s16(x), 0.125f));
+}
+INLINE vi vi_half_sum(vi w, vi value, vi cost)
+{
+    float16x8_t d = vsubq_f16(vreinterpretq_f16_s16(w), vreinterpretq_f16_s16(value));
+    return vreinterpretq_s16_f16(vfmaq_f16(vreinterpretq_f16_s16(cost), d, d));
+}
+/* As integers: positive numbers have their order. */
+INLINE vi vi_half_min(vi a, vi b)
+{
+    return vi_minu(a, b);
+}
+
 #include "kern/trellis_body.h"
 
 void kd_kern_set_exl3_neon(struct kd_kern *k)

@@ -108,6 +108,7 @@ static void natural_values(const uint16_t *f16, float grid, int shift, int16_t *
     }
 }
 
+#define HALF 0
 #include "kern/trellis_body.h"
 
 void kd_kern_set_exl3_avx2(struct kd_kern *k)
