@@ -428,9 +428,9 @@ KD_DEV void kd_store_once(uint32_t *to, uint32_t v)
 {
     __stcg(to, v);
 }
-KD_DEV void kd_store_once(uint8_t *to, uint32_t v)
+KD_DEV void kd_store_once(uint16_t *to, uint32_t v)
 {
-    __stcg(to, (uint8_t)v);
+    __stcg(to, (uint16_t)v);
 }
 KD_DEV uint16_t kd_load_once(const uint16_t *from)
 {

@@ -33,6 +33,7 @@ namespace kd_trellis
 enum {
     KEPT_CLASSES = 4,                          /* group e / 4 of edge e: class e / 4 % 4 */
     KEPT_COLUMNS = 1024,                       /* of a class, at most */
+    KEPT_RUN = 16,                             /* of them that a lane of a writer looks at */
     KEPT_BITS = KEPT_COLUMNS / 8,              /* bytes of a class: a bit a group, */
     KEPT_CLASS = KEPT_BITS + 4 * KEPT_COLUMNS, /* then the groups, first bytes first */
     KEPT_MOST = 88,       /* in a pass, whose segments have three positions and more */
@@ -46,7 +47,8 @@ enum { READY = 0, FREE = 1 }; /* barriers of `near`: its bytes are there; they h
 constexpr unsigned NO_WAY = ~0u, GIVE_UP = ~0u - 1;
 
 struct alignas(16) kept_shared {
-    uint32_t near[KEPT_CLASSES][KEPT_COLUMNS + 8];  /* four costs a word, the lower eight bits */
+    /* four costs a word, the lower eight bits; a gap after each run */
+    uint32_t near[KEPT_CLASSES][KEPT_COLUMNS + KEPT_COLUMNS / KEPT_RUN + 8];
     uint8_t row[2][KEPT_COLUMNS];                   /* what a walk needs: of two classes at most */
     int16_t limit[2][KEPT_MOST], low[2][KEPT_MOST]; /* of each group of tiles and keep: what costs
                                          were cut at, before `low` was subtracted */
@@ -68,8 +70,9 @@ KD_DEV void keep_near(const edge_costs<EDGES, false> *c, int from, int edges, in
                        b = kd_h2_bits(kd_h2_min(kd_bits_h2(u.y), most)),
                        d = kd_h2_bits(kd_h2_min(kd_bits_h2(u.z), most)),
                        e = kd_h2_bits(kd_h2_min(kd_bits_h2(u.w), most));
-        x->near[i % 2 * 2][i / 2] = kd_bytes(a, b, 0x6420u);
-        x->near[i % 2 * 2 + 1][i / 2] = kd_bytes(d, e, 0x6420u);
+        const int at = i / 2 + i / 2 / KEPT_RUN;
+        x->near[i % 2 * 2][at] = kd_bytes(a, b, 0x6420u);
+        x->near[i % 2 * 2 + 1][at] = kd_bytes(d, e, 0x6420u);
     }
 }
 
@@ -103,43 +106,70 @@ KD_DEV unsigned kept_sectors(unsigned planes, unsigned groups)
     return KEPT_BITS / 32 + planes * ((groups + 31) / 32);
 }
 
+/* Of half a class, a run a lane: groups with a state under the limit to `list` from `count` on, in
+ * order, and their bits. Lists lie where the costs were, up to these at most. */
+KD_DEV unsigned gather_groups(const uint32_t *from, uint32_t none, uint32_t *list, unsigned count,
+                              uint16_t *bits)
+{
+    uint32_t word[KEPT_RUN], mask = 0;
+
+#pragma unroll
+    for (int k = 0; k < KEPT_RUN; k++)
+        word[k] = from[k];
+#pragma unroll
+    for (int k = 0; k < KEPT_RUN; k++)
+        mask |= word[k] != none ? 1u << k : 0;
+    const unsigned mine = kd_bits_set(mask);
+    unsigned upto = mine;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        const unsigned other = kd_shuffle_up(upto, by);
+        upto += kd_thread() % 32 >= by ? other : 0;
+    }
+    uint32_t *at = list + count + upto - mine;
+    kd_sync_warp(); /* all have read */
+#pragma unroll
+    for (int k = 0; k < KEPT_RUN; k++)
+        if (word[k] != none)
+            *at++ = word[k];
+    kd_store_once(bits, mask);
+    return count + kd_shuffle(upto, 31);
+}
+
 /* The writers' part, a class a warp: groups with a state under the limit to device memory, in
  * order. Sectors that this wrote. */
 KD_DEV unsigned write_groups(kept_shared *x, uint8_t *to, int buffer, int slot, int columns,
                              int lane)
 {
     static_assert(KD_GPU_WRITERS / 32 == KEPT_CLASSES, "a warp a class");
+    constexpr int HALF = 32 * KEPT_RUN;
     const int l = lane % 32;
+    uint32_t *near = x->near[lane / 32];
+    uint16_t *bits = (uint16_t *)(to + lane / 32 * KEPT_CLASS) + l;
+    uint8_t *planes = to + lane / 32 * KEPT_CLASS + KEPT_BITS;
+    unsigned count = 0;
 
     kd_meet<KD_GPU_WORKERS + KD_GPU_WRITERS>(READY);
     const uint32_t none = ((uint32_t)x->limit[buffer][slot] & 0xffu) * 0x01010101u;
-    const uint32_t *from = x->near[lane / 32] + l;
-    uint32_t *bits = (uint32_t *)(to + lane / 32 * KEPT_CLASS), mine = 0;
-    uint8_t *list = (uint8_t *)bits + KEPT_BITS;
-    unsigned count = 0;
 #pragma unroll 1
-    for (int i = 0; i < columns / 32; i += 8) {
-        uint32_t word[8];
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            word[k] = from[32 * (i + k)];
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const uint32_t all = kd_ballot(word[k] != none),
-                           at = count + kd_bits_set(all & ((1u << l) - 1));
-            if (word[k] != none) {
-                uint8_t *group = list + at;
-                kd_store_once(group, word[k]);
-                kd_store_once(group + KEPT_COLUMNS, word[k] >> 8);
-                kd_store_once(group + 2 * KEPT_COLUMNS, word[k] >> 16);
-                kd_store_once(group + 3 * KEPT_COLUMNS, word[k] >> 24);
-            }
-            mine = l - i == k ? all : mine;
-            count += kd_bits_set(all);
-        }
+    for (int first = 0; first < columns; first += HALF)
+        count = gather_groups(near + (first / KEPT_RUN + l) * (KEPT_RUN + 1), none, near, count,
+                              bits + first / KEPT_RUN);
+    if (columns < 2 * HALF)
+        kd_store_once(bits + 32, 0u);
+    kd_sync_warp();
+#pragma unroll 1
+    for (unsigned i = 4 * (unsigned)l; i < count;
+         i += 128) { /* bytes after the last are nobody's */
+        const uint4 v = *(const uint4 *)(near + i);
+        const uint32_t a = kd_bytes(v.x, v.y, 0x5140u), b = kd_bytes(v.x, v.y, 0x7362u),
+                       c = kd_bytes(v.z, v.w, 0x5140u), d = kd_bytes(v.z, v.w, 0x7362u);
+        kd_store_once((uint32_t *)(planes + i), kd_bytes(a, c, 0x5410u));
+        kd_store_once((uint32_t *)(planes + KEPT_COLUMNS + i), kd_bytes(a, c, 0x7632u));
+        kd_store_once((uint32_t *)(planes + 2 * KEPT_COLUMNS + i), kd_bytes(b, d, 0x5410u));
+        kd_store_once((uint32_t *)(planes + 3 * KEPT_COLUMNS + i), kd_bytes(b, d, 0x7632u));
     }
     kd_arrive<KD_GPU_WORKERS + KD_GPU_WRITERS>(FREE);
-    kd_store_once(bits + l, mine);
     return kept_sectors(4, count);
 }
 
