@@ -144,6 +144,12 @@ bool kd_dir_exists(const char *path)
     return !stat(path, &st) && S_ISDIR(st.st_mode);
 }
 
+bool kd_path_there(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st);
+}
+
 bool kd_path_same(const char *a, const char *b)
 {
     struct stat x, y;
@@ -163,6 +169,8 @@ int kd_dir_could(const char *path, struct kd_err *err)
     char part[4096];
     struct stat st;
     size_t n = strlen(path);
+    if (!n)
+        return kd_fail(err, KD_EUSAGE, "the destination has no name: give a folder");
     if (n >= sizeof part)
         return kd_fail(err, KD_EINVAL, "path of %zu bytes is too long", n);
     memcpy(part, path, n + 1);

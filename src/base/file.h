@@ -32,6 +32,8 @@ int kd_file_read(struct kd_buf *out, const char *path, size_t max_bytes,
 int kd_file_write(const char *path, const void *data, size_t bytes, struct kd_err *err) KD_MUST;
 bool kd_file_exists(const char *path);
 bool kd_dir_exists(const char *path);
+/* Whether anything is there: a device, a pipe and a link that leads nowhere, too. */
+bool kd_path_there(const char *path);
 /* Whether both are there and are the same file or folder. */
 bool kd_path_same(const char *a, const char *b);
 /* Size in bytes, or -1. */

@@ -5,6 +5,7 @@
 #include "base/progress.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -251,9 +252,20 @@ static int dispatch(int argc, const char **argv)
     return run_command(cmd, argc - 1, argv + 1);
 }
 
+/* A standard stream that the caller closed is not to become a file that the program opens, into
+ * which a line of text would go: something takes its number that fails as it would. */
+static void hold_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _Exit(KD_EXIT_FAILED);
+}
+
 int kd_main(int argc, const char **argv)
 {
     struct kd_err err;
+    hold_streams();
     int code = dispatch(argc, argv);
     if (code != KD_EXIT_DONE || !flush_out(&err))
         return code;

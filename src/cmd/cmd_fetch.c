@@ -245,6 +245,8 @@ static int run(int argc, const char **argv, struct kd_err *err)
     struct kd_source *s;
     (void)argc;
     kd_progress_quiet(o.quiet);
+    if (kd_path_same(argv[0], argv[1]))
+        return kd_fail(err, KD_EUSAGE, "'%s' is the source; choose another folder", argv[1]);
     if (kd_dir_could(argv[1], err) || kd_cmd_put_could(o.json, argv[1], err) ||
         kd_cmd_source_opts(&so, err))
         return -1;

@@ -101,7 +101,10 @@ static int open_tokenizer(struct job *j, const char *dir, struct kd_err *err)
     if (kd_file_exists(path))
         return kd_tok_open(&j->tok, dir, err);
     if (!kd_dir_exists(dir))
-        return kd_fail(err, KD_EIO, "cannot open '%s': it is not there", dir);
+        return kd_fail(err, KD_EIO,
+                       kd_path_there(dir) ? "cannot open '%s': it is no model's folder and no GGUF"
+                                          : "cannot open '%s': it is not there",
+                       dir);
     if (o.prompt)
         return kd_fail(err, KD_EINVAL, "%s is not there, so only --ids can be used", path);
     return 0;
@@ -170,8 +173,8 @@ static int show(struct job *j, int32_t id, struct kd_err *err)
         fwrite(text, 1, bytes, stdout);
     else
         printf("%s%d", j->made.count > 1 ? "," : "", id);
-    if (fflush(stdout))
-        return kd_fail(err, KD_EIO, "cannot write the text to standard output");
+    if (fflush(stdout) || ferror(stdout))
+        return kd_fail_sys(err, "cannot write the text to standard output");
     return 0;
 }
 

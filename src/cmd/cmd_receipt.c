@@ -16,12 +16,12 @@ static struct {
 // clang-format off
 static const struct kd_opt opts[] = {
     {"of", 0, KD_OPT_STR, &o.of, "SRC", "the model it is of, local or remote; its heads are read"},
-    {"declared-params", 0, KD_OPT_NUM, &o.declared, "N", "parameters that the headline divides by, as 2.8e12 (the source's exact count)"},
+    {"declared-params", 0, KD_OPT_NUM, &o.declared, "N", "parameters that the headline divides by, as 2.8e12 (the source's exact count)", .num_min = 0, .num_max = 1e18},
     {"claim", 0, KD_OPT_STR, &o.claim, "N", "bits for a parameter (1.544) or parameters (2.8T); exit code 3 when the file has another number"},
     {"require", 0, KD_OPT_STR, &o.require, "LIST", "as missing=0.01,routed=0.99,claims,gate; exit code 3 when not met"},
     {"gate", 0, KD_OPT_STR, &o.gate, "FILE", "a check's JSON, or kondense.json (the one in the folder)"},
-    {"tok-s", 0, KD_OPT_NUM, &o.tok_s, "N", "tokens a second as somebody states them"},
-    {"bandwidth", 0, KD_OPT_NUM, &o.bandwidth, "N", "bytes a second of the memory they were read from, as 273e9"},
+    {"tok-s", 0, KD_OPT_NUM, &o.tok_s, "N", "tokens a second as somebody states them", .num_min = 0, .num_max = 1e18},
+    {"bandwidth", 0, KD_OPT_NUM, &o.bandwidth, "N", "bytes a second of the memory they were read from, as 273e9", .num_min = 0, .num_max = 1e18},
     {"sha256", 0, KD_OPT_FLAG, &o.hash, NULL, "of the file"},
     KD_REMOTE_OPTS,
     {"json", 0, KD_OPT_STR, &o.json, "FILE", "write it as JSON, '-' for standard output"},
@@ -109,8 +109,6 @@ static int run(int argc, const char **argv, struct kd_err *err)
 {
     static struct rung rungs[RUNGS + 1];
     struct kd_facts *f;
-    if (o.declared < 0 || o.declared > 1e18 || o.tok_s < 0 || o.bandwidth < 0)
-        return kd_fail(err, KD_EUSAGE, "a number below zero, or over 1e18 parameters");
     if (kd_cmd_reports_check(o.json, o.html, err) ||
         kd_mem_zero(&f, argc, sizeof *f, "receipts", err))
         return -1;

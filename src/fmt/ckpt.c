@@ -371,7 +371,9 @@ int kd_ckpt_open(struct kd_ckpt **out, const char *dir, bool allow_missing, stru
     *out = NULL;
     bool file = kd_file_exists(dir);
     if (!file && !kd_dir_exists(dir))
-        return kd_fail(err, KD_EINVAL, "cannot open '%s': it is not there",
+        return kd_fail(err, KD_EINVAL,
+                       kd_path_there(dir) ? "cannot open '%s': it is neither a file nor a folder"
+                                          : "cannot open '%s': it is not there",
                        kd_show_text(shown, sizeof shown, dir));
     if (kd_mem_zero(&ck, 1, sizeof *ck, "checkpoint", err))
         return -1;

@@ -77,7 +77,10 @@ int kd_source_list_local(struct kd_source *s, const char *where, struct kd_err *
 {
     bool file = kd_file_exists(where);
     if (!file && !kd_dir_exists(where))
-        return kd_fail(err, KD_EINVAL, "cannot open '%s': it is not there", s->where);
+        return kd_fail(err, KD_EINVAL,
+                       kd_path_there(where) ? "cannot open '%s': it is neither a file nor a folder"
+                                            : "cannot open '%s': it is not there",
+                       s->where);
     const char *slash = strrchr(where, '/');
     size_t n = !file ? strlen(where) : slash ? (size_t)(slash - where) : 0;
     if (kd_mem_zero(&s->dir, (int64_t)n + 2, 1, "path", err))

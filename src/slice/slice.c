@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "base/show.h"
 #include "fmt/gguf_block.h"
 #include "model/k3.h"
 #include "net/journal.h"
@@ -13,7 +14,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -256,6 +256,18 @@ static int open_file(struct run *r, int64_t i, struct kd_err *err)
     return put(r->fds[i], f->head.data, (int64_t)f->head.size_bytes, 0, path, err);
 }
 
+/* Whether the disk has room for what is left to come. */
+static int check_disk(const struct run *r, int64_t left_bytes, struct kd_err *err)
+{
+    char needed[32], free_now[32];
+    int64_t have = kd_disk_free_bytes(r->work);
+    if (have < 0 || have >= left_bytes + MARGIN_BYTES)
+        return 0;
+    kd_show_bytes(needed, sizeof needed, left_bytes + MARGIN_BYTES);
+    kd_show_bytes(free_now, sizeof free_now, have);
+    return kd_fail(err, KD_EIO, "'%s' needs %s of disk, %s are free", r->dst, needed, free_now);
+}
+
 static int open_work(struct run *r, struct kd_err *err)
 {
     struct kd_slice *s = r->s;
@@ -263,6 +275,8 @@ static int open_work(struct run *r, struct kd_err *err)
     if (snprintf(r->work, sizeof r->work, "%s.part", r->dst) >= (int)sizeof r->work)
         return kd_fail(err, KD_EINVAL, "'%s' is too long", r->dst);
     kd_buf_init(&r->lines, 256 << 20);
+    if (!kd_dir_exists(r->work) && check_disk(r, s->f.out_bytes, err))
+        return -1;
     if (kd_dir_make(r->work, err) || kd_dir_lock(r->work, &r->lock, err) ||
         kd_mem_new(&r->fds, s->file_count, sizeof *r->fds, "files", err))
         return -1;
@@ -281,11 +295,7 @@ static int open_work(struct run *r, struct kd_err *err)
         return -1;
     int64_t all = s->plan.wanted_bytes + s->plan.gap_bytes;
     double left = all ? (double)s->f.out_bytes * (double)(all - r->done_bytes) / (double)all : 0;
-    int64_t space = kd_disk_free_bytes(r->work);
-    if (space >= 0 && (double)space < left + MARGIN_BYTES)
-        return kd_fail(err, KD_EIO, "'%s' needs %.0f bytes and a little, the disk has %lld", r->dst,
-                       left, (long long)space);
-    return 0;
+    return check_disk(r, (int64_t)left, err);
 }
 
 /* One batch: what was read is put in its places, and written down. */
@@ -489,12 +499,11 @@ static int clean_dst(char *out, size_t size, const char *dst, struct kd_err *err
 int kd_slice_could(const struct kd_slice *s, const char *dst, struct kd_err *err)
 {
     char clean[4096], work[4096 + 8];
-    struct stat st;
     bool named = kd_name_ends(dst, ".gguf");
     if (clean_dst(clean, sizeof clean, dst, err))
         return -1;
     /* Whatever it is: a link too, that a folder cannot be renamed over. */
-    if (!lstat(clean, &st))
+    if (kd_path_there(clean))
         return kd_fail(err, KD_EINVAL, "'%s' is there already", clean);
     if (s->h->gguf != named)
         return kd_fail(err, KD_EUSAGE,

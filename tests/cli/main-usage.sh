@@ -59,8 +59,31 @@ grep -qx KONDENSE_TEST_ROOT "$work/set" || { echo "the environment of the tests 
 grep -xf "$work/set" "$work/names" && { echo "is set here and an option's default too"; bad=1; }
 want 0 '^usage: kondense serve' env KONDENSE_LOG=info "$k" serve -h
 
+# A stream that is closed is no file that is opened later: text must not go into it.
+nano=$KONDENSE_TEST_DATA/k3-nano
+"$k" generate "$nano" -p x -n 3 --trace "$work/trace" >/dev/null
+want 1 'cannot write' sh -c '"$0" "$@" >&-' "$k" generate "$nano" -p x -n 3 --trace "$work/closed"
+[ ! -e "$work/closed" ] || cmp "$work/trace" "$work/closed" || bad=1
+"$k" generate "$nano" -p x -n 3 --trace "$work/closed" <&- >&- 2>&-
+[ ! -e "$work/closed" ] || cmp "$work/trace" "$work/closed" || bad=1
+want 1 'chat: cannot read the next message' sh -c '"$0" chat "$1" <&-' "$k" "$nano"
+
+# What is there and is no model is not said to be missing.
+for c in inspect "slice x" receipt "generate -p x" "fetch x"; do
+    # shellcheck disable=SC2086
+    set -- $c
+    case ${2-} in x) set -- "$1" /dev/null "$work/x" ;; *) set -- "$@" /dev/null ;; esac
+    "$k" "$@" 2>"$work/err" && bad=1
+    grep -q "it is n" "$work/err" && ! grep -q "not there" "$work/err" || { echo "$*: $(cat "$work/err")"; bad=1; }
+done
+cp -r "$nano" "$work/same"
+want 2 "is the source" "$k" fetch "$work/same" "$work/same/"
+[ ! -e "$work/same/.fetch" ] || { echo "fetch left a journal in its source"; bad=1; }
+want 2 "no name" "$k" fetch "$nano" ""
+want 2 "--tok-s: -1 is outside 0 to" "$k" receipt "$nano" --tok-s -1
+
 # Whose reader has gone ends by SIGPIPE without a word, as other programs do (141 is 128 and the signal's number).
-for args in --version "man convert" "plan --bpw 2" "inspect $KONDENSE_TEST_DATA/k3-nano" "plan --json -"; do
+for args in "generate $KONDENSE_TEST_DATA/k3-nano -p x -n 9" --version "man convert" "plan --bpw 2" "inspect $KONDENSE_TEST_DATA/k3-nano" "plan --json -"; do
     { # shellcheck disable=SC2086
         (sleep 0.2; exec "$k" $args) 2>"$work/err"
         echo $? >"$work/code"

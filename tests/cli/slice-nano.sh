@@ -109,6 +109,16 @@ END
 slice "$tmp/c" "$tmp/new" --json "$tmp/new/said.json"
 [ -s "$tmp/new/said.json" ] || fail "a report into the slice"
 
+# A disk that is too small, where mounting is allowed: said in sizes that can be read, and nothing is left.
+mkdir "$tmp/small"
+if mount -t tmpfs -o size=6m none "$tmp/small" 2>/dev/null; then
+    rc=0
+    "$KONDENSE" slice "$tmp/c" "$tmp/small/s" -q >/dev/null 2>"$tmp/out" || rc=$?
+    left=$(find "$tmp/small" -mindepth 1)
+    umount "$tmp/small"
+    [ $rc = 1 ] && [ -z "$left" ] && grep -q 'needs [0-9.]* MB of disk, 6.3 MB are free' "$tmp/out" || fail "$rc $left: $(cat "$tmp/out")"
+fi
+
 # A dry run writes nothing; a finished one leaves nothing beside.
 slice "$nano" "$tmp/dry" --layers 4 --dry-run
 grep -q 'never requested' "$tmp/out" || fail "$(cat "$tmp/out")"
