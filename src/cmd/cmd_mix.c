@@ -98,6 +98,24 @@ static int take_place(const char *dst, char *made, size_t size, struct kd_err *e
     if (!access(made, F_OK))
         return kd_fail(err, KD_EUSAGE,
                        "'%s' is there, perhaps of a mix that was stopped: remove it", made);
+    return kd_dir_could(made, err);
+}
+
+/* What is only wanted once the mix is written, which may take hours. */
+static int check_beside(struct kd_err *err)
+{
+    const char *const models[] = {o.source, o.uniform};
+    if (!kd_file_exists(o.text))
+        return kd_fail(err, KD_EIO, "cannot open '%s': it is not there, or not a plain file",
+                       o.text);
+    for (int i = 0; i < 2; i++) {
+        struct kd_ckpt *ck;
+        if (!models[i])
+            continue;
+        if (kd_ckpt_open(&ck, models[i], false, err))
+            return -1;
+        kd_ckpt_close(ck);
+    }
     return 0;
 }
 
@@ -111,7 +129,7 @@ static int run(int argc, const char **argv, struct kd_err *err)
     if (!o.size || !o.source || !o.text)
         return kd_fail(err, KD_EUSAGE,
                        "--size, --source and --text are needed (see kondense mix -h)");
-    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) ||
+    if (kd_mix_plan(&m, argv[0], argv[1], o.size, err) || check_beside(err) ||
         take_place(argv[2], made, sizeof made, err))
         return -1;
     kd_show_bytes(bytes, sizeof bytes, m.bytes);

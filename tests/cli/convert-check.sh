@@ -69,6 +69,16 @@ awk "BEGIN { exit !($(kld "$work/3.json") < $(kld "$work/2.json")) }" || { echo 
 "$KONDENSE" mix "$work/2" "$work/3" "$work/mix" --size $want --source "$work/src" --text "$text/eval.txt" \
     --rows 4 --cols 64 --keep >"$work/mix.txt" 2>&1 || test $? -eq 3
 test "$(size_of "$work/mix")" -le "$want" || { echo "the mix is too large"; exit 1; }
+# A text that is not there and a place that cannot be are told before anything is written, not after.
+while read -r dst file; do
+    code=0
+    "$KONDENSE" mix "$work/2" "$work/3" "$dst" --size $want --source "$work/src" --text "$file" >"$work/mix.txt" 2>&1 || code=$?
+    test $code -eq 1 && test "$(wc -l <"$work/mix.txt")" -eq 1 || { echo "mix $dst $file: $code"; cat "$work/mix.txt"; exit 1; }
+done <<END
+$work/none $work/none.txt
+$work/none /dev/null
+$work/2/config.json/x $text/eval.txt
+END
 # A copy of one of the two beats nothing.
 code=0
 "$KONDENSE" mix "$work/3" "$work/3" "$work/copy" --size 1G --source "$work/src" --text "$text/eval.txt" \
