@@ -63,7 +63,7 @@ if(CMOCKA_FOUND)
     target_link_libraries(test_${name} PRIVATE kd_${folder} PkgConfig::CMOCKA kd_test_flags)
     if(folder STREQUAL kern)
       set(isas ref avx2 avx512 neon)
-      if(name MATCHES "trellis") # what it has of its own
+      if(name MATCHES "trellis|exl3") # what it has of its own
         list(APPEND isas avx512fp16)
       endif()
       foreach(isa ${isas})

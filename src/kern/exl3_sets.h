@@ -12,6 +12,7 @@ void kd_trellis_decode_ref(const uint8_t *tile, struct kd_rate rate, enum kd_cod
 void kd_mv_exl3_int8_ref(const struct kd_exl3_block *b, const int8_t *q, float scale, float *y);
 void kd_exl3_set_products_avx2(struct kd_kern *k);
 void kd_exl3_set_products_avx512(struct kd_kern *k);
+void kd_exl3_set_products_avx512fp16(struct kd_kern *k);
 void kd_exl3_set_products_neon(struct kd_kern *k);
 
 /* Byte sums are taken less this, about their mean: an odd 1,021 of them, from 0 to 1,020. */

@@ -41,6 +41,7 @@ static inline void kd_tile_prefetch(const uint8_t *tile, unsigned bytes)
 {
     for (unsigned i = 0; i < bytes; i += 64)
         __builtin_prefetch(tile + i);
+    __builtin_prefetch(tile + (bytes > 64 ? bytes : 64) - 1);
 }
 
 /* Asks for the first tiles of the column that comes next, which may lie past the end of the matrix:

@@ -269,6 +269,25 @@ static void int8_products(void **unused)
     }
 }
 
+/* Outputs whose sums of q * byte sum leave 32 bits. */
+static void int8_far(void **unused)
+{
+    enum { KT = 2100 };
+    struct kd_exl3_block blk = {
+        .k_tiles = KT, .n_tiles = 1, .row_tiles = 1, .rate = {.base = 2}, .cb = KD_CB_MUL1};
+    uint8_t *codes = random_codes(13, KT * 64);
+    static int8_t q[16 * KT];
+    float a[16], b[16];
+    (void)unused;
+
+    memset(q, 127, sizeof q);
+    blk.codes = codes;
+    isa.mv_exl3_int8(&blk, q, 1.0f, a);
+    ref.mv_exl3_int8(&blk, q, 1.0f, b);
+    same(a, b, 16, "mv_exl3_int8, far");
+    free(codes);
+}
+
 /* Long enough that activations are laid out in several pieces, wide enough for two groups of
  * columns. */
 static void pieces(void **unused)
@@ -395,7 +414,8 @@ int main(void)
         cmocka_unit_test(tiles),         cmocka_unit_test(every_state),
         cmocka_unit_test(layer),         cmocka_unit_test(products),
         cmocka_unit_test(written_order), cmocka_unit_test(int8_products),
-        cmocka_unit_test(pieces),        cmocka_unit_test(whole_product),
+        cmocka_unit_test(int8_far),      cmocka_unit_test(pieces),
+        cmocka_unit_test(whole_product),
     };
     int rc = kern_open();
     return rc ? rc : cmocka_run_group_tests(tests, NULL, NULL);

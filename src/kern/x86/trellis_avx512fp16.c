@@ -24,4 +24,5 @@ INLINE vi vi_half_min(vi a, vi b)
 void kd_kern_set_exl3_avx512fp16(struct kd_kern *k)
 {
     k->trellis_search = search_tiles;
+    kd_exl3_set_products_avx512fp16(k);
 }
