@@ -132,13 +132,13 @@ int launch_exl3(struct kd_gpu_experts *e, const struct kd_gpu_plan *p, half_args
 template <kd_plain::type TYPE, int TOKENS>
 int launch_half(struct kd_gpu_experts *e, half_args *a, int64_t pairs, struct kd_err *err)
 {
-    using s = kd_plain::shape<TYPE, TOKENS>;
+    using s = kd_plain::shape<TYPE, TOKENS, kd_plain::expert_rows<TYPE>>;
     const int64_t tasks = pairs * (a->down ? 1 : 2) * ((a->outs + s::rows - 1) / s::rows);
     const int64_t limit = e->g->product_blocks ? e->g->product_blocks : 16 * e->g->facts.sms;
     void *arguments[] = {a};
 
     return kd_gpu_launch(e->g, (const void *)multiply_experts_plain<TYPE, TOKENS>,
-                         tasks < limit ? tasks : limit, s::threads, s::pieces * s::bytes, arguments,
+                         tasks < limit ? tasks : limit, s::threads, s::memory, arguments,
                          "experts' products", err);
 }
 

@@ -118,11 +118,11 @@ KD_KERNEL void KD_BOUNDS(32, 1) plan_few(KD_ARGS plan_args a)
 /* MXFP4 and blocks: w1's and w3's products side by side in y, SiTU comes after; or w2's. ins and
  * outs are inputs and outputs here. */
 template <kd_plain::type TYPE, int TOKENS>
-KD_KERNEL void KD_BOUNDS((kd_plain::shape<TYPE, TOKENS>::threads), 1)
+KD_KERNEL void KD_BOUNDS((kd_plain::shape<TYPE, TOKENS, kd_plain::expert_rows<TYPE>>::threads), 1)
     multiply_experts_plain(KD_ARGS half_args a)
 {
     using namespace kd_plain;
-    constexpr int rows = shape<TYPE, TOKENS>::rows;
+    constexpr int each = expert_rows<TYPE>, rows = shape<TYPE, TOKENS, each>::rows;
     KD_SHARED(memory);
 
     kd_launch_next();
@@ -140,7 +140,7 @@ KD_KERNEL void KD_BOUNDS((kd_plain::shape<TYPE, TOKENS>::threads), 1)
                                   nullptr,
                                   g.rows,
                                   i % parts * rows};
-        kd_plain::multiply<TYPE, TOKENS>(k, memory);
+        kd_plain::multiply<TYPE, TOKENS, each>(k, memory);
     }
 }
 

@@ -19,8 +19,8 @@ int launch(struct kd_gpu *g, dense_args *a, struct kd_err *err)
         a->tasks += (a->job[j].w.rows + s::rows - 1) / s::rows;
     }
     return kd_gpu_launch(g, (const void *)multiply_plain<TYPE, TOKENS, EACH>,
-                         limit > 0 && limit < a->tasks ? limit : a->tasks, s::threads,
-                         s::pieces * s::bytes, arguments, "a product", err);
+                         limit > 0 && limit < a->tasks ? limit : a->tasks, s::threads, s::memory,
+                         arguments, "a product", err);
 }
 
 /* In tiles of several rows, if those are enough for all multiprocessors. */
@@ -31,8 +31,9 @@ int launch_tiles(struct kd_gpu *g, dense_args *a, struct kd_err *err)
         int64_t rows = 0;
         for (int j = 0; j < a->jobs; j++)
             rows += a->job[j].w.rows;
-        if (rows >= (int64_t)g->facts.sms * shape<TYPE, TOKENS, TILE_ROWS>::rows)
-            return launch<TYPE, TOKENS, TILE_ROWS>(g, a, err);
+        constexpr int each = tile_rows<TYPE, TOKENS>;
+        if (rows >= (int64_t)g->facts.sms * shape<TYPE, TOKENS, each>::rows)
+            return launch<TYPE, TOKENS, each>(g, a, err);
     }
     return launch<TYPE, TOKENS, 1>(g, a, err);
 }

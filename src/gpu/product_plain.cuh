@@ -1,18 +1,30 @@
 /* Products of up to 16 rows of activations with F32, BF16 and MXFP4 matrices and those of ggml's
  * blocks, with the bits of kern's (DOT16, docs/numerics.md): a block has some rows of the matrix,
  * pieces of 128 inputs or 256 of them come into shared memory ahead of use, and a thread has some
- * of DOT16's lanes of one row or two. */
+ * of DOT16's lanes of one row or several. MXFP4's values are those of bf16, whatever the scale: a
+ * block makes them so, once for all its threads, a piece before it multiplies that. */
 #ifndef KD_GPU_PRODUCT_PLAIN_CUH
 #define KD_GPU_PRODUCT_PLAIN_CUH
 
 #include "gpu/block_values.cuh"
+#include "gpu/mma_lanes.cuh"
 #include "num/mxfp4_block.h"
 
 namespace kd_plain
 {
 
 enum type { F32, BF16, MXFP4, BLOCK };
-enum { TILE_ROWS = 6 }; /* of a thread, where matrices have enough for all multiprocessors */
+
+/* Rows of a thread, where matrices have enough for all multiprocessors. MXFP4 waits for arithmetic,
+ * not for memory, so few tokens need more warps. */
+template <type TYPE, int TOKENS>
+constexpr int tile_rows = TYPE == BLOCK   ? 1
+                          : TYPE == MXFP4 ? (TOKENS <= 4   ? 2
+                                             : TOKENS <= 8 ? 3
+                                                           : 6)
+                                          : 6;
+/* The same of experts. */
+template <type TYPE> constexpr int expert_rows = TYPE == MXFP4 ? 3 : 1;
 
 /* ld bytes between rows, a multiple of 16; lds between rows of scales, a multiple of 4. BLOCK:
  * which (num/block.h), values and bytes of one. */
@@ -34,18 +46,18 @@ struct task {
     int32_t tokens, first;
 };
 
-/* F32 and BF16: what a thread reads from shared memory is to serve many products, so it has up to
+/* But for blocks: what a thread reads from shared memory is to serve many products, so it has up to
  * eight tokens and several rows, but just two lanes. With a row alone, pieces are longer, as there
  * is a barrier for each. */
 template <type TYPE, int TOKENS, int EACH = 1> struct shape {
-    static constexpr bool tiled = TYPE == F32 || TYPE == BF16;
+    static constexpr bool tiled = TYPE != BLOCK, packed = TYPE == MXFP4;
     /* inputs; of blocks whole ones */
-    static constexpr int piece = (tiled && EACH == 1) || TYPE == BLOCK ? 256 : 128;
+    static constexpr int piece = (tiled && !packed && EACH == 1) || TYPE == BLOCK ? 256 : 128;
     static constexpr int lanes = tiled ? 2 : 8; /* of a thread */
     static constexpr int parts = 16 / lanes;    /* threads that share a row and tokens */
-    static constexpr int halves = tiled && TOKENS > 4 ? 2 : 1;
+    static constexpr int halves = tiled && TOKENS > (packed ? 8 : 4) ? 2 : 1;
     static constexpr int tokens = TOKENS / halves; /* of a thread */
-    static constexpr int threads = TOKENS > 4 ? 128 : 64;
+    static constexpr int threads = packed || TOKENS > 4 ? 128 : 64;
     static constexpr int groups = threads / parts / halves; /* of threads that share a row */
     static constexpr int rows = groups * EACH;
     /* Blocks: at most 272, from the multiple of 16 before them on. */
@@ -58,11 +70,15 @@ template <type TYPE, int TOKENS, int EACH = 1> struct shape {
     static constexpr int stride = row_bytes + (TYPE == F32 ? 64 : TYPE == BF16 ? 32 : 16);
     static constexpr int half_stride = tokens * piece * 4 + 64;
     static constexpr int scales_at = rows * stride;
-    static constexpr int x_at = scales_at + (TYPE == MXFP4 ? 4 * rows : 0);
+    static constexpr int x_at = scales_at + (packed ? 4 * rows : 0);
     static constexpr int bytes = x_at + halves * half_stride;
-    static constexpr int most = (96 << 10) / bytes;
+    /* MXFP4 as bf16: of two pieces, behind all others. */
+    static constexpr int wide_stride = 2 * piece + 16;
+    static constexpr int wide_bytes = packed ? rows * wide_stride : 0;
+    static constexpr int most = ((96 << 10) - 2 * wide_bytes) / bytes;
     static constexpr int ahead = TYPE == BLOCK ? 3 : 6;
     static constexpr int pieces = most < ahead ? most : ahead; /* at a time */
+    static constexpr int memory = pieces * bytes + 2 * wide_bytes;
 };
 
 /* Where a row's piece begins, of blocks. */
@@ -104,8 +120,9 @@ KD_DEV void fetch(const task &k, int piece, unsigned char *to)
 #pragma unroll
         for (int n = 0; n < s::rows; n += some) {
             const int r = n + kd_thread() / parts, row = k.first + r;
-            kd_copy16(to + r * s::stride + c,
-                      k.w.w + (row < k.w.rows ? row : k.w.rows - 1) * k.w.ld + at);
+            if (s::rows % some == 0 || r < s::rows)
+                kd_copy16(to + r * s::stride + c,
+                          k.w.w + (row < k.w.rows ? row : k.w.rows - 1) * k.w.ld + at);
         }
     if (TYPE == MXFP4)
         for (int r = kd_thread(); r < s::rows; r += s::threads)
@@ -124,11 +141,74 @@ KD_DEV void fetch(const task &k, int piece, unsigned char *to)
     kd_copy_group();
 }
 
+/* Eight codes of MXFP4 as bf16, in order. A code's three bits as the end of an exponent and the
+ * first of a mantissa are its value over 2^126. LARGE: a scale over 128, which 2^126 leaves no room
+ * for, is multiplied by on its own. Pairs of codes are four apart until the end. */
+template <bool LARGE> KD_DEV uint4 eight_of_mxfp4(uint32_t v, unsigned scale)
+{
+    constexpr uint32_t bits = 0x01c001c0u, sign = 0x80008000u;
+    const uint32_t by = LARGE ? 0x7e807e80u : (scale + 126) * 0x00800080u;
+    uint32_t p[4] = {(v << 6 & bits) | (v << 12 & sign), (v << 2 & bits) | (v << 8 & sign),
+                     (v >> 2 & bits) | (v << 4 & sign), (v >> 6 & bits) | (v & sign)};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        p[i] = kd_bf16_mul(p[i], by);
+        if (LARGE)
+            p[i] = kd_bf16_mul(p[i], (kd_f32_bits(kd_e8m0_f32((uint8_t)scale)) >> 16) * 0x10001u);
+    }
+    return make_uint4(kd_bytes(p[0], p[1], 0x5410), kd_bytes(p[2], p[3], 0x5410),
+                      kd_bytes(p[0], p[1], 0x7632), kd_bytes(p[2], p[3], 0x7632));
+}
+
+/* Where eight inputs lie, half `second` of step i, in a row of MXFP4 as bf16: so that eight rows
+ * are written at once, and four are read, from different banks. */
+KD_DEV int wide_at(int i, int second)
+{
+    return i % 2 * 128 + second * 64 + i / 2 * 16;
+}
+
+/* A thread's share of a piece of codes on its way to bf16: some steps, each of one row. */
+template <class S> struct widening {
+    static constexpr int all = S::rows * S::piece / 16, each = (all + S::threads - 1) / S::threads;
+    uint2 v[each];
+    unsigned scale[each];
+    bool large;
+
+    /* The last one also by those who have none. */
+    static KD_DEV int unit(int j)
+    {
+        const int n = j * S::threads + kd_thread();
+        return all % S::threads && n >= all ? all - 1 : n;
+    }
+    KD_DEV void take(const unsigned char *piece)
+    {
+        large = false;
+#pragma unroll
+        for (int j = 0; j < each; j++) {
+            const int n = unit(j);
+            v[j] = *(const uint2 *)(piece + n % S::rows * S::stride + 8 * (n / S::rows));
+            scale[j] = piece[S::scales_at + 4 * (n % S::rows) + n / S::rows / 2];
+            large |= scale[j] > 128;
+        }
+    }
+    template <bool LARGE> KD_DEV void put(unsigned char *wide) const
+    {
+#pragma unroll
+        for (int j = 0; j < each; j++) {
+            const int n = unit(j), i = n / S::rows;
+            unsigned char *to = wide + n % S::rows * S::wide_stride;
+            *(uint4 *)(to + wide_at(i, 0)) = eight_of_mxfp4<LARGE>(v[j].x, scale[j]);
+            *(uint4 *)(to + wide_at(i, 1)) = eight_of_mxfp4<LARGE>(v[j].y, scale[j]);
+        }
+    }
+};
+
 /* This thread's lanes of step i (16 inputs) of a row in shared memory; m, at: of blocks, where the
  * piece begins. */
 template <type TYPE, int LANES>
-KD_DEV void weights(const matrix &m, int at, const unsigned char *row, const unsigned char *scale,
-                    int i, int part, float w[LANES])
+KD_DEV void weights(const matrix &m, int at, const unsigned char *row, int i, int part,
+                    float w[LANES])
 {
     if constexpr (TYPE == BLOCK) {
         const int v = 16 * i + 8 * part, block = v / m.elems;
@@ -139,21 +219,12 @@ KD_DEV void weights(const matrix &m, int at, const unsigned char *row, const uns
         const float2 v = *(const float2 *)(row + 64 * i + 8 * part);
         w[0] = v.x;
         w[1] = v.y;
-    } else if constexpr (TYPE == BF16) {
-        const uint32_t v = *(const uint32_t *)(row + 32 * i + 4 * part);
+    } else {
+        const uint32_t v =
+            *(const uint32_t *)(TYPE == BF16 ? row + 32 * i + 4 * part
+                                             : row + wide_at(i, part / 4) + part % 4 * 4);
         w[0] = kd_bits_f32(v << 16);
         w[1] = kd_bits_f32(v & 0xffff0000u);
-    } else {
-        /* A code's three bits as an fp32's exponent and mantissa are its value over 2^126; that
-         * product is exact, so the one with the scale rounds once. */
-        const uint32_t v = *(const uint32_t *)(row + 8 * i + 4 * part);
-        const float s = kd_e8m0_f32(scale[i / 2]);
-#pragma unroll
-        for (int l = 0; l < LANES; l++) {
-            const uint32_t bits = (l < 6 ? v << (22 - 4 * l) : v >> (4 * l - 22)) & 0x01c00000u;
-            w[l] =
-                kd_mul(kd_mul(kd_bits_f32(bits | (v << (28 - 4 * l) & 0x80000000u)), 0x1p126f), s);
-        }
     }
 }
 
@@ -176,9 +247,10 @@ template <int LANES> KD_DEV void inputs(const float *x, float v[LANES])
     }
 }
 
-/* One step of 16 inputs, of which `left` are there. */
+/* One step of 16 inputs, of which `left` are there; rows: of weights, or where they are bf16. */
 template <type TYPE, int TOKENS, int EACH, bool WHOLE>
-KD_DEV void step(const matrix &m, int at, const unsigned char *piece, int i, int left,
+KD_DEV void step(const matrix &m, int at, const unsigned char *piece, const unsigned char *rows,
+                 int i, int left,
                  float (*sum)[shape<TYPE, TOKENS, EACH>::tokens][shape<TYPE, TOKENS, EACH>::lanes])
 {
     using s = shape<TYPE, TOKENS, EACH>;
@@ -191,7 +263,7 @@ KD_DEV void step(const matrix &m, int at, const unsigned char *piece, int i, int
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
         const int r = group + e * s::groups;
-        weights<TYPE, s::lanes>(m, at, piece + r * s::stride, piece + s::scales_at + 4 * r, i, part,
+        weights<TYPE, s::lanes>(m, at, rows + r * (s::packed ? s::wide_stride : s::stride), i, part,
                                 w[e]);
     }
 #pragma unroll
@@ -205,6 +277,20 @@ KD_DEV void step(const matrix &m, int at, const unsigned char *piece, int i, int
                 if (WHOLE || s::lanes * part + l < left)
                     sum[e][t][l] = fmaf(w[e][l], u[l], sum[e][t][l]);
     }
+}
+
+/* All steps of a piece while codes of the next become bf16: one block of instructions, so that the
+ * multipliers have the waits of the others. */
+template <type TYPE, int TOKENS, int EACH, bool LARGE>
+KD_DEV void
+steps_widening(const matrix &m, const unsigned char *piece, const unsigned char *rows,
+               const widening<shape<TYPE, TOKENS, EACH>> &next, unsigned char *to,
+               float (*sum)[shape<TYPE, TOKENS, EACH>::tokens][shape<TYPE, TOKENS, EACH>::lanes])
+{
+#pragma unroll
+    for (int i = 0; i < shape<TYPE, TOKENS, EACH>::piece / 16; i++)
+        step<TYPE, TOKENS, EACH, true>(m, 0, piece, rows, i, 16, sum);
+    next.template put<LARGE>(to);
 }
 
 /* DOT16's fold; lanes lie 2, 4 or 8 to a thread. */
@@ -229,13 +315,14 @@ template <int LANES> KD_DEV float fold(float v[LANES])
     }
 }
 
-/* A block's work; its shared memory has shape::pieces * shape::bytes. */
+/* A block's work; its shared memory has shape::memory bytes. */
 template <type TYPE, int TOKENS, int EACH = 1>
 KD_DEV void multiply(const task &k, unsigned char *memory)
 {
     using s = shape<TYPE, TOKENS, EACH>;
     constexpr int ahead = s::pieces - 1;
     const int pieces = (k.w.cols + s::piece - 1) / s::piece;
+    unsigned char *wide = memory + s::pieces * s::bytes;
     float sum[EACH][s::tokens][s::lanes] = {};
 
 #pragma unroll 1
@@ -244,13 +331,24 @@ KD_DEV void multiply(const task &k, unsigned char *memory)
             fetch<TYPE, TOKENS, EACH>(k, p, memory + p * s::bytes);
         else
             kd_copy_group();
+    if constexpr (s::packed) {
+        kd_copy_wait<ahead - 1>();
+        kd_sync_block();
+        widening<s> next;
+        next.take(memory);
+        if (next.large)
+            next.template put<true>(wide);
+        else
+            next.template put<false>(wide);
+    }
 #pragma unroll 1
     for (int p = 0; p < pieces; p++) {
-        const unsigned char *piece = memory + p % s::pieces * s::bytes;
+        const unsigned char *piece = memory + p % s::pieces * s::bytes,
+                            *rows = s::packed ? wide + p % 2 * s::wide_bytes : piece;
         const int left = k.w.cols - p * s::piece;
         const int at = TYPE == BLOCK ? (int)(piece_at(k.w, p) % 16) : 0;
 
-        kd_copy_wait<ahead - 1>();
+        kd_copy_wait<ahead - 1 - s::packed>();
         kd_sync_block();
         if (p + ahead < pieces)
             fetch<TYPE, TOKENS, EACH>(k, p + ahead, memory + (p + ahead) % s::pieces * s::bytes);
@@ -259,15 +357,23 @@ KD_DEV void multiply(const task &k, unsigned char *memory)
         if (TYPE == BLOCK) { /* whole steps, and code for each format */
 #pragma unroll 1
             for (int i = 0; i < s::piece / 16 && 16 * i < left; i++)
-                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, i, 16, sum);
+                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, rows, i, 16, sum);
+        } else if (s::packed && left >= s::piece) {
+            widening<s> next; /* of the last piece: of what is there, nobody reads it */
+            unsigned char *to = wide + (p + 1) % 2 * s::wide_bytes;
+            next.take(memory + (p + 1) % s::pieces * s::bytes);
+            if (next.large)
+                steps_widening<TYPE, TOKENS, EACH, true>(k.w, piece, rows, next, to, sum);
+            else
+                steps_widening<TYPE, TOKENS, EACH, false>(k.w, piece, rows, next, to, sum);
         } else if (left >= s::piece) {
 #pragma unroll 8
             for (int i = 0; i < s::piece / 16; i++)
-                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, i, 16, sum);
+                step<TYPE, TOKENS, EACH, true>(k.w, at, piece, rows, i, 16, sum);
         } else {
 #pragma unroll 1
             for (int i = 0; 16 * i < left; i++)
-                step<TYPE, TOKENS, EACH, false>(k.w, at, piece, i, left - 16 * i, sum);
+                step<TYPE, TOKENS, EACH, false>(k.w, at, piece, rows, i, left - 16 * i, sum);
         }
     }
     const int half = kd_thread() / s::parts % s::halves, group = kd_thread() / s::parts / s::halves;

@@ -99,7 +99,7 @@ static int check_plain(int64_t cols, int64_t T, const kd_block_format *first = n
         a.tasks += (int32_t)((rows[i] + s::rows - 1) / s::rows);
         plain_want(&f[i], TYPE, x.data(), ldx, T, want[i].data());
     }
-    kd_emulate(2, s::threads, (size_t)(s::pieces * s::bytes),
+    kd_emulate(2, s::threads, (size_t)s::memory,
                [&] { kd_plain::multiply_plain<TYPE, TOKENS, EACH>(a); });
     for (int i = 0; i < 2; i++)
         for (size_t j = 0; j < y[i].size(); j++)
@@ -277,14 +277,13 @@ template <kd_plain::type TYPE> static int check_some(int64_t T)
     a.y = both.data();
     a.ldy = 2 * INNER;
     layer_run(&l, &a, T == 1 ? 1 : 8, false, [&] {
-        using one = kd_plain::shape<TYPE, 1>;
-        using eight = kd_plain::shape<TYPE, 8>;
+        using one = kd_plain::shape<TYPE, 1, kd_plain::expert_rows<TYPE>>;
+        using eight = kd_plain::shape<TYPE, 8, kd_plain::expert_rows<TYPE>>;
         a.outs = a.down ? COLS : INNER;
         if (T == 1)
-            kd_emulate(3, one::threads, one::pieces * one::bytes,
-                       [&] { multiply_experts_plain<TYPE, 1>(a); });
+            kd_emulate(3, one::threads, one::memory, [&] { multiply_experts_plain<TYPE, 1>(a); });
         else
-            kd_emulate(3, eight::threads, eight::pieces * eight::bytes,
+            kd_emulate(3, eight::threads, eight::memory,
                        [&] { multiply_experts_plain<TYPE, 8>(a); });
         if (!a.down)
             kd_emulate(2, COLUMNS, 0, [&] {
@@ -425,6 +424,9 @@ int main(void)
     bad |= check_plain<kd_plain::BF16, 16, 6>(514, 16) | check_plain<kd_plain::BF16, 8>(300, 5);
     bad |= check_plain<kd_plain::MXFP4, 1>(960, 1) | check_plain<kd_plain::MXFP4, 4>(416, 4);
     bad |= check_plain<kd_plain::MXFP4, 16>(160, 9) | check_plain<kd_plain::MXFP4, 8>(128, 8);
+    bad |= check_plain<kd_plain::MXFP4, 1, 2>(2080, 1) | check_plain<kd_plain::MXFP4, 2, 2>(96, 2);
+    bad |=
+        check_plain<kd_plain::MXFP4, 8, 3>(544, 7) | check_plain<kd_plain::MXFP4, 16, 6>(1152, 15);
     bad |= check_some<kd_plain::MXFP4>(1) | check_some<kd_plain::MXFP4>(9) |
            check_some<kd_plain::MXFP4>(11);
     bad |= check_some<kd_plain::BLOCK>(1) | check_some<kd_plain::BLOCK>(9) |
