@@ -142,10 +142,17 @@ KD_DEV int32_t kd_device_add(int32_t *to, int32_t x)
 {
     return atomicAdd(to, x);
 }
-/* Orders this thread's stores before its later ones for all threads of the device. */
-KD_DEV void kd_device_fence(void)
+/* The same, after all that this thread knows to be written (its own stores, and those before a
+ * barrier) and before all that it reads or writes later, for all threads of the device that add to
+ * *to. */
+KD_DEV int32_t kd_device_count(int32_t *to, int32_t x)
 {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    int32_t was;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
+                 : "=r"(was)
+                 : "l"(to), "r"(x)
+                 : "memory");
+    return was;
 }
 /* Device memory that no kernel of this moment writes. */
 template <class T> KD_DEV T kd_load_const(const T *from)

@@ -63,7 +63,7 @@ int mul_exl3(struct kd_gpu *g, enum kd_gpu_class cls, const struct kd_gpu_job *j
                       units);
         a.tasks += each * j->units.ranges;
         floats += job_floats(w, rows);
-        counters += (int64_t)p.groups * j->w.outs;
+        counters += (int64_t)p.groups * p.rows * j->w.outs;
         const int64_t s = kd_gpu_plan_shared(&p, j->w.cut.warps, spread_most(j->units));
         shared = s > shared ? s : shared;
     }

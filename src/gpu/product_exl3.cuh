@@ -9,7 +9,7 @@
  * in registers as the B side of matrix instructions and decodes units straight into the A side;
  * sums are integers in shared memory, so that the order in which warps add does not matter;
  *
- * - writes the sums as floats, by chunks. The last block at 128 outputs adds the chunks in
+ * - writes the sums as floats, by chunks. The last warp at 128 outputs of a row adds the chunks in
  * ascending order, rotates and scales.
  *
  * The cut into chunks depends on the matrix alone, that into units and rows matters to nobody. */
@@ -55,9 +55,7 @@ struct alignas(16) walk {
 struct alignas(16) shared_head {
     uint32_t most[GROUP][WARPS]; /* largest magnitude, as bits: NaN is above infinity */
     int32_t total[GROUP][WARPS]; /* of the rounded activations, as the mode has it */
-    int32_t whole[64];           /* blocks of outputs that this block finishes */
-    int32_t wholes;
-    int32_t group; /* of the task, in the launch */
+    int32_t group;               /* of the task, in the launch */
     struct walk walk[WARPS];
     float *y; /* matrices side by side: where the first row's outputs go */
     int64_t ldy;
@@ -135,31 +133,51 @@ KD_DEV void fetch_unit(const uint32_t *from, int rate16, int unit, uint32_t *to,
         kd_copy4(to - 3 * lane + (words + i) * 32,
                  from - 3 * lane + (UNITS - unit) * words * 32 + i * 32);
 }
-/* The tail of the unit before comes along where no one has it: in front of a warp's first unit, of
- * a task's and of a block's, which follows the block's last. (Always, and no question asked, is
- * no faster: 11 instructions of 408 fewer, more to read.) o->from and `to`: this lane's. */
-KD_DEV void fetch_next(int rate16, bool fresh, const struct turn &t, struct reader *o, uint32_t *to,
-                       int lane)
+/* Units that a warp asks for in a row, one for each that it multiplies: none at a turn but the
+ * last, so that nothing of this has to be asked for each. (Asked for each, 9 cycles of 624 more.)
+ *
+ * The tail of the unit before comes along where no one has it: in front of a warp's first unit, of
+ * a task's, which is a span by itself, and of a block's, which follows the block's last. */
+struct span {
+    bool asks;
+    int32_t units;
+    int32_t mask, tail; /* units with none of these bits have it so many words on */
+};
+KD_DEV struct span span_of(int rate16, const struct turn &t, struct reader *next, int most,
+                           bool fresh = false)
+{
+    const int words = rate16 / 4 * 32;
+    const bool alone = fresh || next->unit == t.first;
+    const int until = alone ? 1 : t.last - next->unit;
+    struct span s = {next->left > 0, most, alone ? 0 : UNITS - 1,
+                     alone && next->unit % UNITS ? -words : (UNITS - 1) * words};
+
+    if (s.asks) {
+        s.units = until < s.units ? until : s.units;
+        s.units = next->left < s.units ? next->left : s.units;
+        next->left -= s.units;
+    }
+    return s;
+}
+/* One of them. o->from and `to`: this lane's. */
+KD_DEV void fetch_one(int rate16, const struct span &s, struct reader *o, uint32_t *to, int lane)
 {
     const int words = rate16 / 4;
 
-    if (o->left > 0) {
-        const int unit = o->unit % UNITS;
-        if (fresh || unit == 0)
-            kd_copy4(to - 3 * lane + (ring_words(rate16) - 1) * 32,
-                     o->from + (unit ? -1 : UNITS - 1) * words * 32);
-        fetch_unit(o->from, rate16, unit, to, lane);
-        o->left--;
-        o->unit++;
-        o->from += words * 32;
-        if (rate16 % 4 && unit == UNITS - 1)
-            o->from += rate16 % 4 * 32;
-        if (o->unit == t.last) {
-            o->unit = t.first;
-            o->from += t.words;
-        }
+    if (!(o->unit & s.mask))
+        kd_copy4(to - 3 * lane + (ring_words(rate16) - 1) * 32, o->from + s.tail);
+    fetch_unit(o->from, rate16, o->unit % UNITS, to, lane);
+    o->from += words * 32;
+    if (rate16 % 4 && o->unit % UNITS == UNITS - 1)
+        o->from += rate16 % 4 * 32;
+    o->unit++;
+}
+KD_DEV void span_end(const struct turn &t, struct reader *o)
+{
+    if (o->unit == t.last) {
+        o->unit = t.first;
+        o->from += t.words;
     }
-    kd_copy_group();
 }
 
 /* Scaled and rotated activations of this warp's block of inputs, largest magnitudes of all. Waits
@@ -226,7 +244,11 @@ template <class MODE> KD_DEV void prepare(unsigned char *memory)
                 *(float4 *)(p.rotated + t * p.stride + warp * SIDE + 4 * lane) =
                     make_float4(v[t][0], v[t][1], v[t][2], v[t][3]);
     }
-    kd_sync_block();
+    /* With a block of inputs for each warp all its units are of its own. */
+    if (MODE::packed && p.warps == WARPS)
+        kd_sync_warp();
+    else
+        kd_sync_block();
 }
 
 /* Which units are this warp's, and the first of them on their way. */
@@ -241,9 +263,14 @@ template <int R, class MODE> KD_CALL void fetch_first(unsigned char *memory)
     struct reader r = {unit_at(k, R, block, unit) + 4 * lane, unit, end - at};
 
 #pragma unroll 1
-    for (int i = 0; i < ring_units(R); i++)
-        fetch_next(R, i == 0 || r.unit == t.first, t, &r,
-                   p.ring + 4 * lane + i * 32 * ring_words(R), lane);
+    for (int i = 0; i < ring_units(R); i++) {
+        const struct span s = span_of(R, t, &r, 1, i == 0);
+        if (s.asks) {
+            fetch_one(R, s, &r, p.ring + 4 * lane + i * 32 * ring_words(R), lane);
+            span_end(t, &r);
+        }
+        kd_copy_group();
+    }
     if (lane == 0)
         p.head->walk[warp] = {r, unit, block, end - at};
 }
@@ -286,24 +313,33 @@ template <int R, class MODE> KD_CALL void run_units(unsigned char *memory)
                p.head->most, p.head->total, o.block, lane);
         o.count -= left;
 #pragma unroll 1
-        for (; left > 0; left--) {
-            if constexpr (R) {
-                uint32_t *at = ring + slot;
-                kd_copy_wait<depth - 1>();
-                u.take(at, lane);
-                u.before = tail;
-                if (fresh || o.unit % UNITS == 0)
-                    u.before = (at - 3 * lane)[words - 32];
-                tail = u.word[0];
-                fresh = false;
-                fetch_next(R, o.next.unit == t.first, t, &o.next, at, lane);
-                slot = slot == (depth - 1) * words ? 0 : slot + words;
-            } else {
-                u.load(unit_at(k, k.w.rate16, o.block, o.unit & ~(UNITS - 1)), lane);
+        while (left > 0) {
+            const struct span s = R ? span_of(R, t, &o.next, left) : span{false, left, 0, 0};
+            left -= s.units;
+#pragma unroll 1
+            for (int i = s.units; i > 0; i--) {
+                if constexpr (R) {
+                    uint32_t *at = ring + slot;
+                    kd_copy_wait<depth - 1>();
+                    u.take(at, lane);
+                    u.before = tail;
+                    if (fresh || o.unit % UNITS == 0)
+                        u.before = (at - 3 * lane)[words - 32];
+                    tail = u.word[0];
+                    fresh = false;
+                    if (s.asks)
+                        fetch_one(R, s, &o.next, at, lane);
+                    kd_copy_group();
+                    slot = slot == (depth - 1) * words ? 0 : slot + words;
+                } else {
+                    u.load(unit_at(k, k.w.rate16, o.block, o.unit & ~(UNITS - 1)), lane);
+                }
+                m.template unit<R>(u, o.unit & (UNITS - 1), sums, rows, lane);
+                sums += rows * ROW_STRIDE;
+                o.unit++;
             }
-            m.template unit<R>(u, o.unit & (UNITS - 1), sums, rows, lane);
-            sums += rows * ROW_STRIDE;
-            o.unit++;
+            if (s.asks)
+                span_end(t, &o.next);
         }
         o.unit = t.first;
         o.block++;
@@ -372,14 +408,27 @@ KD_DEV int place_at(int lane)
     return lane / 4 * 4 + lane / 2 % 2;
 }
 
+/* A block of outputs of a row of a task; a warp's are those WARPS apart. */
+struct item {
+    int32_t n, t;
+};
+KD_DEV struct item item_of(const task &k, int warp, int j)
+{
+    const int i = warp + WARPS * j, n = k.rows == 1 ? i : i / k.rows;
+
+    return {k.first / UNITS + n, i - n * k.rows};
+}
+
 /* The sums into device memory, [chunk][row][output]. size, total: of row `lane`. */
 template <class MODE>
 KD_DEV void write_sums(const struct parts &p, float size, int32_t total, int warp, int lane)
 {
     const task &k = p.head->k;
-    const int rows = k.rows, step_n = WARPS / rows, step_t = WARPS % rows;
+    const int rows = k.rows, step_n = rows == 1 ? (int)WARPS : WARPS / rows,
+              step_t = WARPS - step_n * rows;
     float *to = k.sums + (int64_t)k.chunk * rows * k.w.outs * SIDE + 4 * lane;
-    int n = k.first / UNITS + warp / rows, t = warp % rows;
+    const struct item one = item_of(k, warp, 0);
+    int n = one.n, t = one.t;
 
     for (; n * UNITS < k.last; n += step_n, t += step_t) {
         if (t >= rows) {
@@ -409,16 +458,16 @@ KD_DEV void write_sums(const struct parts &p, float size, int32_t total, int war
     }
 }
 
-/* Waits for all sums; then into device memory with them. Counts this task's units in; head->whole
- * then names the blocks of 128 outputs of which all of `chunks` chunks are there, this block having
- * brought the last. Counters go back to 0. head->wholes was 0. */
-template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
+/* Waits for all sums; then into device memory with them, and counts them in. A bit for each of this
+ * warp's items of which now all `chunks` chunks are there. Their counters go back to 0. */
+template <class MODE> KD_DEV uint32_t deliver(unsigned char *memory, int chunks)
 {
     const struct parts p = parts_of<MODE>(memory);
     const task &k = p.head->k;
-    const int blocks = (k.last + UNITS - 1) / UNITS - k.first / UNITS, lane = kd_thread() % 32;
+    const int warp = kd_thread() / 32, lane = kd_thread() % 32;
     float size = 0.0f;
     int32_t total = 0;
+    bool whole = false;
 
     if (lane < k.rows) {
         size = MODE::size(largest(p.head->most[lane]));
@@ -428,24 +477,32 @@ template <class MODE> KD_DEV void deliver(unsigned char *memory, int chunks)
                 total += MODE::total(p.head->total[lane][i]);
     }
     kd_sync_block();
-    write_sums<MODE>(p, size, total, kd_thread() / 32, lane);
-    kd_sync_block();
-    if (kd_thread() < blocks) {
-        kd_device_fence(); /* for all of the block's sums: the barrier is before it */
-        const int i = k.first / UNITS + kd_thread();
-        const int a = k.first > UNITS * i ? k.first : UNITS * i,
-                  b = k.last < UNITS * i + UNITS ? k.last : UNITS * i + UNITS;
-        if (kd_device_add(k.counter + i, b - a) + b - a == UNITS * chunks) {
-            k.counter[i] = 0;
-            p.head->whole[kd_shared_add(&p.head->wholes, 1)] = i;
-            kd_device_fence();
-        }
+    write_sums<MODE>(p, size, total, warp, lane);
+    kd_sync_warp();
+    const struct item i = item_of(k, warp, lane);
+    const int from = k.first > UNITS * i.n ? k.first : UNITS * i.n,
+              to = k.last < UNITS * i.n + UNITS ? k.last : UNITS * i.n + UNITS;
+    if (from < to) {
+        int32_t *counter = k.counter + i.t * k.w.outs + i.n;
+        whole = kd_device_count(counter, to - from) + to - from == UNITS * chunks;
+        if (whole)
+            *counter = 0;
     }
-    kd_sync_block();
+    const uint32_t wholes = kd_ballot(whole);
+    kd_sync_warp();
+    return wholes;
+}
+/* Takes the first of a warp's items out. */
+KD_DEV struct item next_item(const task &k, uint32_t *wholes)
+{
+    const uint32_t first = *wholes & (0u - *wholes);
+
+    *wholes -= first;
+    return item_of(k, kd_thread() / 32, (int)kd_bits_set(first - 1));
 }
 
 /* 128 outputs of ROWS rows, 4 a lane: chunks added in order, rotated. `sums` are the first chunk's
- * and row's, at this block of outputs; chunks and rows are `step` and `row` floats apart. */
+ * and row's, at its block of outputs; chunks are `step` floats apart, rows `row`. */
 template <int ROWS>
 KD_DEV void finish(const float *sums, int64_t step, int64_t row, int chunks, int lane,
                    float (*v)[4])
@@ -500,7 +557,7 @@ struct dense_job {
     float *y;
     int64_t ldx, ldy;
     int64_t sums;    /* floats from args.sums */
-    int32_t counter; /* from args.counter, [groups][outs / 128] */
+    int32_t counter; /* from args.counter, [groups][rows of a task][outs / 128] */
     int32_t first;   /* its first task */
     struct spread units;
 };
@@ -523,7 +580,6 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
     const int group = a.rows > a.group ? some / job.units.ranges : 0;
     const int range = some - group * job.units.ranges, left = a.rows - group * a.group;
 
-    to->wholes = 0;
     to->group = group;
     to->y = job.y + (int64_t)group * a.group * job.ldy;
     to->ldy = job.ldy;
@@ -536,35 +592,44 @@ KD_DEV void dense_pick(const dense_args &a, int index, shared_head *to)
              spread_first(job.units, range),
              spread_first(job.units, range + 1),
              a.sums + job.sums + (int64_t)group * a.group * chunks * job.w.outs * SIDE,
-             a.counter + job.counter + group * job.w.outs};
+             a.counter + job.counter + group * a.group * job.w.outs};
 }
 
-/* The blocks of outputs that are whole. */
-KD_DEV void dense_finish(const shared_head *head)
+/* A warp's items that are whole; two at a time, as each alone would wait for its loads. */
+KD_DEV void dense_finish(const shared_head *head, uint32_t wholes)
 {
     const task &k = head->k;
     const int64_t row = (int64_t)k.w.outs * SIDE;
-    const int pairs = (k.rows + 1) / 2, lane = kd_thread() % 32;
+    const int chunks = k.w.cut.chunks, lane = kd_thread() % 32;
 
-    for (int i = kd_thread() / 32; i < head->wholes * pairs; i += WARPS) {
-        const int n = head->whole[i / pairs], t = i % pairs * 2;
-        const int at = SIDE * n + 4 * lane, rows = k.rows - t < 2 ? 1 : 2;
-        const uint2 svh = output_scales(k.w.svh + SIDE * n, lane);
-        float v[2][4], *y = head->y + t * head->ldy + at;
+    while (wholes) {
+        struct item i[2];
+        uint2 svh[2] = {};
+        float v[2][4];
 
-        if (rows == 1)
-            finish<1>(k.sums + t * row + SIDE * n, k.rows * row, row, k.w.cut.chunks, lane, v);
+        i[0] = next_item(k, &wholes);
+        const int some = wholes ? 2 : 1;
+        i[1] = wholes ? next_item(k, &wholes) : i[0];
+        const float *from = k.sums + i[0].t * row + SIDE * i[0].n;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (j < some)
+                svh[j] = output_scales(k.w.svh + SIDE * i[j].n, lane);
+        if (some == 1)
+            finish<1>(from, k.rows * row, 0, chunks, lane, v);
         else
-            finish<2>(k.sums + t * row + SIDE * n, k.rows * row, row, k.w.cut.chunks, lane, v);
+            finish<2>(from, k.rows * row, (i[1].t - i[0].t) * row + SIDE * (i[1].n - i[0].n),
+                      chunks, lane, v);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            if (j >= rows)
+            const int at = SIDE * i[j].n + 4 * lane;
+            if (j >= some)
                 continue;
-            scale_outputs(svh, v[j]);
+            scale_outputs(svh[j], v[j]);
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 if (at + e < k.w.rows)
-                    y[j * head->ldy + e] = v[j][e];
+                    head->y[i[j].t * head->ldy + at + e] = v[j][e];
         }
     }
 }

@@ -43,7 +43,7 @@ struct half_args {
     float *y;           /* by place */
     int64_t ldx, ldy;
     float *sums;      /* EXL3: [places][matrices][chunks][outs * 128] */
-    int32_t *counter; /* EXL3: [groups][outs] */
+    int32_t *counter; /* EXL3: [places][outs] */
     int32_t down, ins, outs;
     kd_exl3::cut cut; /* EXL3: of ins */
     int32_t room;     /* EXL3: units of one row that a task has sums for */
@@ -107,7 +107,6 @@ KD_DEV void half_pick(const half_args &a, const share &s, kd_exl3::shared_head *
               parts = (left + most - 1) / most;
     float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * a.outs * SIDE;
 
-    to->wholes = 0;
     to->group = at;
     to->k = {g.rows ? a.table[g.expert].exl3[a.down ? 2 : m] : matrix{},
              a.down ? a.x + g.first * a.ldx : a.x,
@@ -118,11 +117,11 @@ KD_DEV void half_pick(const half_args &a, const share &s, kd_exl3::shared_head *
              first,
              first + (left + parts - 1) / parts,
              sums + (int64_t)m * chunks * g.rows * a.outs * SIDE,
-             a.counter + at * a.outs};
+             a.counter + g.first * a.outs};
 }
 
-/* The blocks of outputs that are whole. */
-KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
+/* A warp's items that are whole. */
+KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head, uint32_t wholes)
 {
     using namespace kd_exl3;
     const int chunks = a.cut.chunks, lane = kd_thread() % 32;
@@ -131,17 +130,19 @@ KD_DEV void half_finish(const half_args &a, const kd_exl3::shared_head *head)
     const float *sums = a.sums + (int64_t)g.first * half_matrices(a) * chunks * row;
     const entry *e = a.table + g.expert;
 
-    for (int i = kd_thread() / 32; i < head->wholes * g.rows; i += WARPS) {
-        const int n = head->whole[i / g.rows], t = i % g.rows, col = SIDE * n + 4 * lane;
-        const uint2 svh = output_scales(e->exl3[a.down ? 2 : 0].svh + SIDE * n, lane),
-                    other = output_scales(e->exl3[a.down ? 2 : 1].svh + SIDE * n, lane);
-        float v[2][4], *y = a.y + (g.first + t) * a.ldy + col;
+    while (wholes) {
+        const struct item i = next_item(head->k, &wholes);
+        const int col = SIDE * i.n + 4 * lane;
+        const float *from = sums + i.t * row + SIDE * i.n;
+        const uint2 svh = output_scales(e->exl3[a.down ? 2 : 0].svh + SIDE * i.n, lane),
+                    other = output_scales(e->exl3[a.down ? 2 : 1].svh + SIDE * i.n, lane);
+        float v[2][4], *y = a.y + (g.first + i.t) * a.ldy + col;
 
         if (a.down) {
-            finish<1>(sums + t * row + SIDE * n, g.rows * row, 0, chunks, lane, v);
+            finish<1>(from, g.rows * row, 0, chunks, lane, v);
             scale_outputs(svh, v[0]);
         } else {
-            finish<2>(sums + t * row + SIDE * n, g.rows * row, matrix, chunks, lane, v);
+            finish<2>(from, g.rows * row, matrix, chunks, lane, v);
             scale_outputs(svh, v[0]);
             scale_outputs(other, v[1]);
         }
@@ -186,11 +187,12 @@ template <class MODE> KD_KERNEL void KD_BOUNDS(256, 2) multiply_tasks(KD_ARGS ta
         s.at += a.experts ? head->k.last - head->k.first : kd_blocks();
         if (head->k.rows) {
             multiply<MODE>(memory);
-            deliver<MODE>(memory, head->k.w.cut.chunks * (a.experts ? half_matrices(a.half) : 1));
+            const uint32_t wholes = deliver<MODE>(
+                memory, head->k.w.cut.chunks * (a.experts ? half_matrices(a.half) : 1));
             if (a.experts)
-                half_finish(a.half, head);
+                half_finish(a.half, head, wholes);
             else
-                dense_finish(head);
+                dense_finish(head, wholes);
         }
         kd_sync_block();
     }

@@ -63,7 +63,7 @@ struct task {
     const int32_t *row;
     int32_t rows, chunk, first, last; /* units first .. last - 1 */
     float *sums;                      /* [chunks][rows][outs * 128] */
-    int32_t *counter;                 /* [outs] units that are there */
+    int32_t *counter;                 /* [rows][outs] units that are there */
 };
 
 /* This lane's four scales of a block of inputs, as they are stored. */

@@ -26,7 +26,7 @@ template <class MODE> static void run(fixture *f, int ranges, int blocks)
     const cut c = cut_of(ins);
     const int most = MODE::rows, groups = (T + most - 1) / most, rows = T < most ? T : most;
     std::vector<float> sums((size_t)(T * c.chunks * outs * 128));
-    std::vector<int32_t> counter((size_t)(groups * outs), 0);
+    std::vector<int32_t> counter((size_t)(groups * rows * outs), 0);
     const std::vector<uint32_t> codes = codes_of(f);
     kd_experts::tasks_args all = {};
     dense_args &a = all.dense;

@@ -65,13 +65,21 @@ __global__ void __launch_bounds__(1024) read_all(const uint4 *from, int64_t coun
     if (sum == 1234567)
         *out = sum;
 }
+__device__ static uint64_t nanoseconds(void)
+{
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+    return ns;
+}
 /* Multiplications and byte permutations in turn, 16 x 64 of each a pass; among 32 of them
- * `matrix` matrix instructions. */
+ * `matrix` matrix instructions. Cycles and nanoseconds of a warp go to took[0] and took[1]. */
 template <int matrix>
-__global__ void __launch_bounds__(512) issue_all(uint32_t seed, int passes, uint32_t *out)
+__global__ void __launch_bounds__(512)
+    issue_all(uint32_t seed, int passes, uint64_t *took, uint32_t *out)
 {
     uint32_t x[16];
     int32_t d[4][4] = {};
+    const uint64_t cycle = (uint64_t)clock64(), ns = nanoseconds();
 
 #pragma unroll
     for (int i = 0; i < 16; i++)
@@ -94,6 +102,10 @@ __global__ void __launch_bounds__(512) issue_all(uint32_t seed, int passes, uint
         sum += x[i] + (uint32_t)d[i / 4][i % 4];
     if (sum == 1234567)
         *out = sum;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        took[0] = (uint64_t)clock64() - cycle;
+        took[1] = nanoseconds() - ns;
+    }
 }
 
 /* Seconds of one run of what `record` adds to the stream, median over `times`. */
@@ -128,13 +140,19 @@ struct limits {
     double matrix;        /* other instructions whose place a matrix instruction takes */
 };
 
-/* Seconds of `passes` passes. */
+/* Seconds of `passes` passes; *clock: the card's in GHz meanwhile, which no tool tells. */
 template <int matrix>
-static double issue_seconds(struct kd_gpu *g, int sms, int passes, void *memory)
+static double issue_seconds(struct kd_gpu *g, int sms, int passes, void *memory, double *clock)
 {
-    return seconds(g, 5, [&] {
-        issue_all<matrix><<<2 * sms, 512, 0, g->stream>>>(3, passes, (uint32_t *)memory);
+    uint64_t took[2];
+    const double s = seconds(g, 5, [&] {
+        issue_all<matrix>
+            <<<2 * sms, 512, 0, g->stream>>>(3, passes, (uint64_t *)memory, (uint32_t *)memory + 4);
     });
+
+    must(kd_gpu_download(g, took, memory, sizeof took, &err));
+    *clock = (double)took[0] / (double)took[1];
+    return s;
 }
 
 static struct limits limits_of(struct kd_gpu *g, int blocks)
@@ -148,14 +166,15 @@ static struct limits limits_of(struct kd_gpu *g, int blocks)
                   read_all<<<2 * sms, 1024, 0, g->stream>>>((uint4 *)memory, size / 16,
                                                             (uint32_t *)memory);
               });
-    const double plain = issue_seconds<0>(g, sms, passes, memory);
+    double clock[2];
+    const double plain = issue_seconds<0>(g, sms, passes, memory, &clock[0]);
     l.issues = 2.0 * 16 * 64 * passes * 512 * 2 * sms / plain;
-    l.matrix = (issue_seconds<1>(g, sms, passes, memory) / plain - 1.0) * 2.0 * 16 / 4;
+    l.matrix = (issue_seconds<1>(g, sms, passes, memory, &clock[1]) / plain - 1.0) * 2.0 * 16 / 4;
     cuda(cudaGetLastError());
     kd_gpu_release(g, memory);
     printf("%d multiprocessors: %.0f GB/s read, %.3g instructions/s (a thread's), a matrix "
-           "instruction in the place of %.1f\n",
-           sms, l.bytes * 1e-9, l.issues, l.matrix);
+           "instruction in the place of %.1f; %.3f GHz, beside matrix instructions %.3f\n",
+           sms, l.bytes * 1e-9, l.issues, l.matrix, clock[0], clock[1]);
     return l;
 }
 
