@@ -42,6 +42,7 @@ enum {
     TRUNC_ONE = 1 << TRUNC_BITS,
     TRUNC_SHIFT = 5 + TRUNC_BITS / 2, /* from the grid to the table's scale */
     ROUND_SHIFT = 4,
+    AHEAD = 512, /* costs */
     /* Largest limits of targets, which must fit 16 bits once shifted. */
     TRUNC_LIMIT = 511,
     ROUND_LIMIT = 2047,
@@ -174,6 +175,12 @@ FLAT void step_groups(const struct search *s, unsigned p, const unsigned a, cons
     for (unsigned i = 0; i < spread; i += LANES, v += (branches << a) * LANES)
         for (int t0 = 0; t0 < TILES; t0 += ABREAST) {
             vi cost[ABREAST][16], out[ABREAST][16];
+
+            /* Costs that are kept leave the caches before they are wanted again: their lines are
+             * asked for ahead. At higher rates there are too few to matter. */
+            for (int t = 0; a + c <= 5 && t < ABREAST; t++)
+                for (unsigned l = 0; l < group; l++)
+                    __builtin_prefetch(to[t0 + t] + ((size_t)i << a) + AHEAD + l * LANES, 1);
 
             for (int t = 0; t < ABREAST; t++)
                 for (unsigned b = 0; b < branches; b++)
