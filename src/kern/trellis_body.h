@@ -470,10 +470,14 @@ static unsigned trace(const struct search *s, int tile, unsigned last, unsigned 
 static void sought_targets(struct search *s)
 {
 #if HALF
-    for (unsigned i = 0; s->form == FORM_HALF && i < 256u * TILES; i += LANES)
-        vi_store(s->sought[0] + i, vi_half(vi_load(s->target[0] + i)));
-    if (s->form == FORM_HALF)
+    const int16_t *from = s->target[0];
+    int16_t *to = s->sought[0];
+
+    if (s->form == FORM_HALF) {
+        for (unsigned i = 0; i < 256u * TILES; i += LANES)
+            vi_store(to + i, vi_half(vi_load(from + i)));
         return;
+    }
 #endif
     memcpy(s->sought, s->target, sizeof s->target);
 }
