@@ -5,9 +5,6 @@
  * are ring positions i = 0..3 (columns 0..7) and 4..7 (columns 8..15) of lanes 4c + t of the
  * format, so one gathering of bytes serves four rows, and the eight chains of a column
  * (docs/numerics.md) are eight vectors. */
-#ifndef KD_KERN_X86_EXL3_AVX512_H
-#define KD_KERN_X86_EXL3_AVX512_H
-
 #include "kern/exl3_sets.h"
 #include "kern/exl3_unpack.h"
 
@@ -592,5 +589,3 @@ static void set_products(struct kd_kern *k)
     k->mm_exl3 = mm_exl3;
     k->mv_exl3_int8 = mv_exl3_int8;
 }
-
-#endif
