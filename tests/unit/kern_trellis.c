@@ -129,7 +129,8 @@ static void extremes(void **unused)
                 (kind + i) % 2 != (isa.isa >= KD_ISA_AVX512))
                 continue;
             make_tile(kind, kind, 1.0f, target);
-            compare(kd_rate_from16(list[i]), kind % 2 ? KD_CB_MCG : KD_CB_MUL1, 128, target, 1);
+            compare(kd_rate_from16(list[i]), kind % 2 ? KD_CB_MCG : KD_CB_MUL1,
+                    KD_TEST_SLOW ? SHORT : 128, target, 1);
         }
 }
 
