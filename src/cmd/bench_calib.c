@@ -70,54 +70,64 @@ static int work_inner(void *ctx, int64_t n, struct kd_err *err)
     return 0;
 }
 
-/* n times T rows by blocks; on a device the sums come back once, as they do after all rows. */
-static int add_blocks(struct calib *c, int64_t n, bool there, struct kd_err *err)
+/* n times T rows by blocks of at most BLOCK. call: *done is whether the device had room. */
+static int by_blocks(struct calib *c, int64_t n, const char *what,
+                     int (*call)(struct calib *c, int64_t rows, bool *done, struct kd_err *err),
+                     struct kd_err *err)
 {
     for (int64_t i = 0; i < n; i++)
         for (int64_t t = 0; t < c->T; t += BLOCK) {
-            const int64_t rows = c->T - t < BLOCK ? c->T - t : BLOCK;
-            bool done = true;
+            bool done = false;
             if (kd_cmd_stop)
                 return kd_fail(err, KD_ECANCEL, "stopped");
-            if (there ? kd_hess_add_there(&c->trunk, c->index, c->x_there, c->hidden, rows, &done,
-                                          err)
-                      : kd_hess_add(&c->run, &c->trunk, c->x, c->hidden, rows, err))
+            if (call(c, c->T - t < BLOCK ? c->T - t : BLOCK, &done, err))
                 return -1;
             if (!done)
-                return no_room("a Hessian", err);
+                return no_room(what, err);
         }
+    return 0;
+}
+
+/* On a device the sums come back once, as they do after all rows. */
+static int take_sums(struct calib *c, struct kd_err *err)
+{
     return c->g ? kd_gpu_sums_take(c->trunk.sums, c->trunk.h, err) : 0;
+}
+
+static int add_rows(struct calib *c, int64_t rows, bool *done, struct kd_err *err)
+{
+    *done = true;
+    return kd_hess_add(&c->run, &c->trunk, c->x, c->hidden, rows, err);
 }
 
 static int work_trunk(void *ctx, int64_t n, struct kd_err *err)
 {
-    return add_blocks(ctx, n, false, err);
+    return by_blocks(ctx, n, "a Hessian", add_rows, err) || take_sums(ctx, err) ? -1 : 0;
+}
+
+static int add_rows_there(struct calib *c, int64_t rows, bool *done, struct kd_err *err)
+{
+    return kd_hess_add_there(&c->trunk, c->index, c->x_there, c->hidden, rows, done, err);
 }
 
 static int work_trunk_there(void *ctx, int64_t n, struct kd_err *err)
 {
-    return add_blocks(ctx, n, true, err);
+    return by_blocks(ctx, n, "a Hessian", add_rows_there, err) || take_sums(ctx, err) ? -1 : 0;
+}
+
+static int multiply(struct calib *c, int64_t rows, bool *done, struct kd_err *err)
+{
+    const struct kd_gpu_source w = kd_mat_source(&c->wide);
+    if (c->g)
+        return kd_gpu_calib_mul(c->run.encoder, &w, c->x, c->hidden, rows, c->y, c->wide.rows, done,
+                                err);
+    *done = true;
+    return kd_mat_mul(&c->run, &c->wide, c->x, c->hidden, rows, c->y, c->wide.rows, err);
 }
 
 static int work_product(void *ctx, int64_t n, struct kd_err *err)
 {
-    struct calib *c = ctx;
-    const struct kd_gpu_source w = kd_mat_source(&c->wide);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t t = 0; t < c->T; t += BLOCK) {
-            const int64_t rows = c->T - t < BLOCK ? c->T - t : BLOCK;
-            bool done = true;
-            if (kd_cmd_stop)
-                return kd_fail(err, KD_ECANCEL, "stopped");
-            if (c->g
-                    ? kd_gpu_calib_mul(c->run.encoder, &w, c->x, c->hidden, rows, c->y,
-                                       c->wide.rows, &done, err)
-                    : kd_mat_mul(&c->run, &c->wide, c->x, c->hidden, rows, c->y, c->wide.rows, err))
-                return -1;
-            if (!done)
-                return no_room("a product", err);
-        }
-    return 0;
+    return by_blocks(ctx, n, "a product", multiply, err);
 }
 
 /* ---- results ---- */

@@ -318,7 +318,7 @@ static void count_tiles(struct kd_job *j)
     }
 }
 
-/* What a job is before anything is looked at. */
+/* What a job is before the destination is looked at. */
 static int begin(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt *ck,
                  const struct kd_k3_cfg *cfg, const struct kd_corpus *text,
                  const struct kd_convert_settings *set, const char *dst, struct kd_err *err)
@@ -345,7 +345,8 @@ static int begin(struct kd_job *j, const struct kd_run *run, const struct kd_ckp
     if (snprintf(j->dst, sizeof j->dst, "%s", dst) >= (int)sizeof j->dst)
         return kd_fail(err, KD_EINVAL, "path '%.60s...' is too long", dst);
     snprintf(j->work, sizeof j->work, "%s/.work", dst);
-    return 0;
+    return kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) || kd_job_find_trunk(j, err) ? -1
+                                                                                               : 0;
 }
 
 /* What kd_job_open would find under the destination. */
@@ -371,9 +372,7 @@ int kd_job_foresee(struct kd_job *j, const struct kd_run *run, const struct kd_c
                    const struct kd_convert_settings *set, const char *source_json, const char *dst,
                    bool resume, struct kd_err *err)
 {
-    if (!begin(j, run, ck, cfg, text, set, dst, err) &&
-        !kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) && !kd_job_find_trunk(j, err) &&
-        !look(j, source_json, resume, err))
+    if (!begin(j, run, ck, cfg, text, set, dst, err) && !look(j, source_json, resume, err))
         return 0;
     kd_job_close(j);
     return -1;
@@ -386,9 +385,7 @@ int kd_job_open(struct kd_job *j, const struct kd_run *run, const struct kd_ckpt
 {
     char path[4096];
     if (begin(j, run, ck, cfg, text, set, dst, err) ||
-        kd_rates_plan(&j->rates, ck, &j->cfg, &set->wish, err) || kd_job_find_trunk(j, err))
-        goto fail;
-    if (kd_path_join(path, sizeof path, dst, "config.json", err))
+        kd_path_join(path, sizeof path, dst, "config.json", err))
         goto fail;
     bool work_left = kd_dir_exists(j->work);
     if (kd_file_exists(path) && (kd_settings_finished(j, source_json, resume, err) || !work_left)) {

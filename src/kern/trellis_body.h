@@ -124,22 +124,12 @@ FLAT void interleave(vi *v, const unsigned count, uint16_t *to)
     vi_store_row(v, count, to);
 }
 
-#if HALF
-FLAT vi sum_half(vi w, vi value, vi cost)
-{
-    return vi_half_sum(w, value, cost);
-}
-FLAT vi min_half(vi a, vi b)
-{
-    return vi_half_min(a, b);
-}
-#else
-/* Of a form that is never chosen. */
-FLAT vi sum_half(vi w, vi value, vi cost)
+#if !HALF /* of a form that is never chosen */
+FLAT vi vi_half_sum(vi w, vi value, vi cost)
 {
     return vi_add(cost, vi_sub(w, value));
 }
-FLAT vi min_half(vi a, vi b)
+FLAT vi vi_half_min(vi a, vi b)
 {
     return vi_minu(a, b);
 }
@@ -152,7 +142,7 @@ enum way { WAY_HALF = 0, WAY_TRUNC = 1, WAY_WRAP = 2, WAY_LIMIT = 4 };
 FLAT vi candidate(const unsigned way, vi w, vi value, vi cost)
 {
     if (way == WAY_HALF)
-        return sum_half(w, value, cost);
+        return vi_half_sum(w, value, cost);
     return vi_add(cost, vi_trunc(way & WAY_WRAP ? vi_sub(w, value) : vi_sub_sat(w, value)));
 }
 
@@ -201,7 +191,7 @@ FLAT void step_groups(const struct search *s, unsigned p, const unsigned a, cons
                     for (unsigned n = branches / 2; n; n /= 2)
 #pragma GCC unroll 8
                         for (unsigned b = 0; b < n; b++)
-                            m[b] = way == WAY_HALF ? min_half(m[2 * b], m[2 * b + 1])
+                            m[b] = way == WAY_HALF ? vi_half_min(m[2 * b], m[2 * b + 1])
                                                    : vi_minu(m[2 * b], m[2 * b + 1]);
                     out[t][l] = way == WAY_HALF ? m[0] : vi_trunc_clean(m[0]);
                     if (way & WAY_LIMIT)
@@ -225,7 +215,7 @@ FLAT vi vector_run(const enum form f, const int16_t *v, const uint16_t *from, un
             vi cost =
                 wide ? vi_set1((int16_t)from[(b + k) * spread]) : vi_load(from + (b + k) * spread);
             vi value = vi_load(v + (b + k) * LANES);
-            vi x = f == FORM_HALF    ? sum_half(w, value, cost)
+            vi x = f == FORM_HALF    ? vi_half_sum(w, value, cost)
                    : f == FORM_ROUND ? vi_add(cost, vi_round(vi_sub_sat(value, w)))
                                      : vi_addu_sat(cost, vi_square(value, w));
             m[k] = vi_minu(m[k], x);

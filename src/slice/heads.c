@@ -316,12 +316,15 @@ static int load_index(const struct kd_heads *h, struct kd_stindex *ix, bool *fou
     static const char name[] = "model.safetensors.index.json";
     struct kd_buf text;
     int f = kd_source_find(h->src, name);
-    if (f < 0) /* gzipped: beside a model that is on this machine */
+    const bool plain = f >= 0;
+    if (!plain) /* gzipped: beside a model that is on this machine */
         f = kd_source_find(h->src, "model.safetensors.index.json.gz");
     const char *path = f < 0 ? NULL : kd_source_path(h->src, f);
-    *found = path || kd_source_find(h->src, name) >= 0;
-    if (!*found || path)
-        return path ? kd_stindex_load(ix, path, err) : 0;
+    *found = path || plain;
+    if (path)
+        return kd_stindex_load(ix, path, err);
+    if (!plain)
+        return 0;
     kd_buf_init(&text, KD_STINDEX_BYTES_MAX);
     int rc = kd_source_load(h->src, f, KD_STINDEX_BYTES_MAX, &text, err) ||
              kd_stindex_parse(ix, text.data, text.size_bytes, name, err);
